@@ -1,0 +1,27 @@
+"""Eight virtual CPU devices and strict dtype promotion for every test."""
+
+import getpass
+import os
+import tempfile
+from pathlib import Path
+
+# Both are read when jax starts its backend, so they come before any import of it.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+)
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"wp2_jax_cache_{getpass.getuser()}")
+)
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of golden tensors; its README says what each one is."""
+    return Path(__file__).parent / "golden"

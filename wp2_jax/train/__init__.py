@@ -1,0 +1,1 @@
+"""Training: state, optimisers, one update, and the loop on the host. It knows no particular objective."""
