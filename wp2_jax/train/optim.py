@@ -25,9 +25,7 @@ class OptimConfig:
     weight_decay: float = 0.01
     no_decay: tuple[str, ...] = (r"(^|/)(bias|scale|embedding|modulation)$", r"norm", r"table")
     clip: float = 1.0  # largest norm of the gradient of everything this optimiser trains
-    rates: tuple[
-        tuple[str, float], ...
-    ] = ()  # (pattern, factor on the learning rate); the first that matches
+    rates: tuple[tuple[str, float], ...] = ()  # (pattern, factor on the learning rate); the first that matches
     frozen: tuple[str, ...] = ()  # neither updated nor given optimiser state
 
 
@@ -45,17 +43,13 @@ def learning_rate(config: OptimConfig) -> optax.Schedule:
                 f"optim.steps: {config.steps} is not more than optim.warmup {config.warmup}; "
                 "set it to the number of training steps"
             )
-        after = optax.cosine_decay_schedule(
-            config.learning_rate, config.steps - config.warmup, config.final_scale
-        )
+        after = optax.cosine_decay_schedule(config.learning_rate, config.steps - config.warmup, config.final_scale)
     else:
         raise ValueError(f'optim.schedule: {config.schedule!r} is unknown; use "constant" or "cosine"')
     if config.warmup == 0:
         return after
     # The first update already moves: its rate is learning_rate / warmup, not 0.
-    rise = optax.linear_schedule(
-        config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1
-    )
+    rise = optax.linear_schedule(config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1)
     return optax.join_schedules([rise, after], [config.warmup])
 
 
@@ -74,9 +68,7 @@ def make(config: OptimConfig) -> optax.GradientTransformation:
         optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
         optax.add_decayed_weights(
             config.weight_decay,
-            mask=lambda params: tree.map_named(
-                lambda name, _: not tree.matches(name, config.no_decay), params
-            ),
+            mask=lambda params: tree.map_named(lambda name, _: not tree.matches(name, config.no_decay), params),
         ),
         optax.scale_by_learning_rate(learning_rate(config)),
         optax.stateless(scale_by_path),

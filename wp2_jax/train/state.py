@@ -50,9 +50,7 @@ def create(
         step=zero,
         params=params,
         opt_state={role: optimisers[role].init(params[role]) for role in params},
-        ema={
-            role: jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params[role]) for role in ema
-        },
+        ema={role: jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params[role]) for role in ema},
         key=key,
         skipped=zero,
         skipped_in_row=zero,

@@ -32,12 +32,10 @@ class Program(Protocol):
 
     mesh: Mesh
     rules: sharding.Rules
-    frozen: dict[
-        str, Any
-    ]  # trees that are used but not trained, on the devices; passed to update and evaluate
+    frozen: dict[str, Any]  # trees that are used but not trained, on the devices; passed to update and evaluate
 
     def given(self) -> dict[str, Any]:
-        """Weights of earlier stages to start from, `{}` if none. Called only if there is nothing to resume."""
+        """Weights of earlier stages to start from, `{}` if none. Not called if a run resumes."""
         ...
 
     def init(self, key: PRNGKey, given: dict[str, Any]) -> TrainState:
@@ -82,7 +80,8 @@ def apply_gradients(
     """
     params, opt_state, ema = dict(state.params), dict(state.opt_state), dict(state.ema)
     for role, grad in grads.items():
-        updates, new_opt = optimisers[role].update(grad, opt_state[role], params[role])
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 count with floats
+            updates, new_opt = optimisers[role].update(grad, opt_state[role], params[role])
         new_params = optax.apply_updates(params[role], updates)
         params[role] = _keep_unless(ok, new_params, params[role])
         opt_state[role] = _keep_unless(ok, new_opt, opt_state[role])
@@ -100,9 +99,7 @@ def finish(state: TrainState, ok: jax.Array) -> tuple[TrainState, Metrics]:
     return state, {"skipped": skipped, "skipped_in_row": in_row}
 
 
-def make_update(
-    loss_fn: LossFn, optimisers: Optimisers, *, ema_decay: float = 0.0, accumulate: int = 1
-) -> Update:
+def make_update(loss_fn: LossFn, optimisers: Optimisers, *, ema_decay: float = 0.0, accumulate: int = 1) -> Update:
     """The pure update of a stage with one loss: gradient, guard, optimisers, average.
 
     The batch is cut into `accumulate` equal parts whose gradients are averaged. If the loss or a gradient
@@ -175,9 +172,7 @@ class LossProgram:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        update = make_update(
-            self.loss_fn, self.optimisers, ema_decay=self.ema_decay, accumulate=self.accumulate
-        )
+        update = make_update(self.loss_fn, self.optimisers, ema_decay=self.ema_decay, accumulate=self.accumulate)
         self._update = jit_update(update, self.mesh, self.rules)
         self._evaluate = jax.jit(self._evaluate_pure)
 
