@@ -147,7 +147,7 @@ def place(arrays: ArrayTree, rules: Rules, mesh: Mesh) -> ArrayTree:
 
 
 def constrain(x: jax.Array, name: str) -> jax.Array:
-    """Pin an activation to its axes (`ACTIVATIONS`) in the mesh of `jax.set_mesh`; without one, `x` itself."""
+    """Pin an activation to its axes (`ACTIVATIONS`) in the mesh of `jax.set_mesh`, if there is one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x

@@ -1,7 +1,8 @@
 """Action rows: strings, keys and inverses. Spec section 2, golden README 33-35.
 
-A row is 6 floats a latent frame: [pitch deg, yaw deg, forward, lateral, perspective, jump]; up is +pitch, right
-is +yaw, forward is `w`, right is `d`; perspective 0 third person, 1 first person. Row 0 of a world is at rest.
+A row is 6 floats a latent frame: [pitch deg, yaw deg, forward, lateral, perspective, jump]; up is +pitch,
+right is +yaw, forward is `w`, right is `d`; perspective 0 third person, 1 first person. Row 0 of a world is
+at rest.
 """
 
 import dataclasses
@@ -244,8 +245,8 @@ def load_action_sequence(
 def check_rows(rows: np.ndarray) -> np.ndarray:
     """float32 rows [T, 6] after a check that they are actions.
 
-    Errors: ActionError `bad_shape`, `not_finite` (NaN or infinite), `bad_discrete` (forward and lateral are -1, 0, 1;
-    perspective and jump 0, 1), naming the latent frame.
+    Errors: ActionError `bad_shape`, `not_finite` (NaN or infinite), `bad_discrete` (forward and lateral are
+    -1, 0, 1; perspective and jump 0, 1), naming the latent frame.
     """
     rows = np.asarray(rows, np.float32)
     if rows.ndim != 2 or rows.shape[1] != 6 or len(rows) == 0:
@@ -270,7 +271,8 @@ def check_rows(rows: np.ndarray) -> np.ndarray:
 def clip_rotation(rows: np.ndarray, max_pitch_deg: float, max_yaw_deg: float) -> np.ndarray:
     """Checked rows [T, 6] with pitch and yaw inside what a model was trained on (degrees a latent frame).
 
-    Warns (ControlWarning) with the range and the first row changed; NaN and infinite are errors (`check_rows`).
+    Warns (ControlWarning) with the range and the first row changed; NaN and infinite are errors
+    (`check_rows`).
     """
     rows = check_rows(rows)
     out = rows.copy()
@@ -291,8 +293,8 @@ def clip_rotation(rows: np.ndarray, max_pitch_deg: float, max_yaw_deg: float) ->
 def inverse_rows(rows: np.ndarray) -> np.ndarray:
     """The rows [n, 6] that undo `rows`: reversed order, rotation and movement negated, perspective kept.
 
-    They retrace exactly where the motion within a latent frame is symmetric in time (turning and walking together at
-    constant speed). Error: ActionError `jump_has_no_inverse`.
+    They retrace exactly where the motion within a latent frame is symmetric in time (turning and walking
+    together at constant speed). Error: ActionError `jump_has_no_inverse`.
     """
     rows = check_rows(rows)
     bad = np.flatnonzero(rows[:, JUMP])
@@ -307,8 +309,8 @@ def inverse_rows(rows: np.ndarray) -> np.ndarray:
 def render_actions(rows: np.ndarray) -> ActionString:
     """Rows [T, 6] of a world -> the shortest published string; `parse_actions(**asdict(result))` gives them back.
 
-    Error: ActionError `not_expressible`: row 0 not at rest, more than one speed on an axis, or a perspective that
-    changes; and those of `check_rows`.
+    Error: ActionError `not_expressible`: row 0 not at rest, more than one speed on an axis, or a perspective
+    that changes; and those of `check_rows`.
     """
     rows = check_rows(rows)
     if rows[0, [PITCH, YAW, FORWARD, LATERAL, JUMP]].any():

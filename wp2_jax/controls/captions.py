@@ -87,9 +87,10 @@ def parse_prompt_event(
 ) -> list[str]:
     """Prompt schedule `name-duration,...` -> the prompt's name for every chunk.
 
-    `prompts` are the known names (case counts); durations are latent frames. A last chunk that the length does not
-    fill counts. Errors: CaptionError of kind empty_string, no_name_or_no_dash, bad_duration, unknown_prompt,
-    boundary_not_chunk_aligned (looked at while the running total is below the length), total_mismatch.
+    `prompts` are the known names (case counts); durations are latent frames. A last chunk that the length
+    does not fill counts. Errors: CaptionError of kind empty_string, no_name_or_no_dash, bad_duration,
+    unknown_prompt, boundary_not_chunk_aligned (looked at while the running total is below the length),
+    total_mismatch.
     """
     if not prompt_event.strip():
         raise CaptionError("empty_string", f"prompt_event {prompt_event!r} is empty; {SCHEDULE_FORM}.")
@@ -175,9 +176,10 @@ class ClipCaption:
 def parse_clip_caption(data: Any, perspective: str) -> ClipCaption:
     """JSON caption of a clip (spec section 8) -> ClipCaption, checked whole.
 
-    `data`: an object with scene, character, UI (optional) and dynamic_interactions, a list of objects start_time,
-    end_time (seconds) and event; the word "None", null and blanks mean nothing. In first person the character must be
-    none, in third person it must be there. Errors: CaptionError `bad_clip_caption`, naming the field.
+    `data`: an object with scene, character, UI (optional) and dynamic_interactions, a list of objects
+    start_time, end_time (seconds) and event; the word "None", null and blanks mean nothing. In first person
+    the character must be none, in third person it must be there. Errors: CaptionError `bad_clip_caption`,
+    naming the field.
     """
 
     def error(field: str, value: object, what: str) -> CaptionError:

@@ -14,8 +14,9 @@ from wp2_jax.controls.geometry import PICTURES_PER_LATENT, PICTURES_PER_SECOND
 class CommandConfig:
     """How random commands are drawn. Durations in seconds, speeds in degrees a latent frame.
 
-    A command moves, turns, looks up or down, and jumps with these independent probabilities; one that does nothing
-    is a rest. `max_pitch_deg` bounds the pitch added up since the start, so that the camera never ends at the sky.
+    A command moves, turns, looks up or down, and jumps with these independent probabilities; one that does
+    nothing is a rest. `max_pitch_deg` bounds the pitch added up since the start, so that the camera never
+    ends at the sky.
     """
 
     min_seconds: float = 1.0
@@ -94,8 +95,9 @@ def random_rows(
 ) -> np.ndarray:
     """Random rows float32 [latent_frames, 6]; row 0 at rest.
 
-    out_and_back (RevisitBench, loop closures): row 0 at rest, n = (T-1)//2 random rows without jumps, then their n
-    inverses in reverse order, so that latent frames k and 2n-k see the same view; an even T ends with one row at rest.
+    out_and_back (RevisitBench, loop closures): row 0 at rest, n = (T-1)//2 random rows without jumps, then
+    their n inverses in reverse order, so that latent frames k and 2n-k see the same view; an even T ends with
+    one row at rest.
     """
     config = config or CommandConfig()
     speeds = (config.yaw_speed_deg, config.pitch_speed_deg)

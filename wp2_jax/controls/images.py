@@ -1,7 +1,7 @@
 """Pictures: decoding, fitting to the model's size, and the two resizers (golden README 25, 38).
 
-Both resizers are separable and linear, so each is two small matrices. Bicubic has coefficient -0.75; both have
-half-pixel centres, taps clamped to the border and no antialias, and nothing is clamped afterwards.
+Both resizers are separable and linear, so each is two small matrices. Bicubic has coefficient -0.75; both
+have half-pixel centres, taps clamped to the border and no antialias, and nothing is clamped afterwards.
 """
 
 import functools
@@ -87,8 +87,8 @@ def low_resolution(pictures: jax.Array) -> jax.Array:
 def decode_image(source: str | os.PathLike | bytes, background: tuple[int, int, int] = (255, 255, 255)) -> np.ndarray:
     """Picture file or its bytes -> float32 [h, w, 3] in [0, 1], upright, flattened on `background` (RGB, 0-255).
 
-    EXIF rotation is applied, transparency flattened; CMYK, palette, grey of 8 and 16 bits become RGB; of an animation
-    the first frame is taken. Error: ImageError `not_decodable` with the path.
+    EXIF rotation is applied, transparency flattened; CMYK, palette, grey of 8 and 16 bits become RGB; of an
+    animation the first frame is taken. Error: ImageError `not_decodable` with the path.
     """
     name = f"picture of {len(source)} bytes" if isinstance(source, bytes) else f"picture {os.fspath(source)}"
     try:
@@ -123,8 +123,8 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray:
 def fit_picture(picture: np.ndarray, height: int, width: int, fit: str = "stretch") -> np.ndarray:
     """float32 [h, w, 3] in any range -> float32 [height, width, 3], bicubic.
 
-    `stretch` changes the aspect ratio (the published behaviour), `crop` first cuts the middle part with the new aspect
-    ratio. Error: ImageError `bad_fit`.
+    `stretch` changes the aspect ratio (the published behaviour), `crop` first cuts the middle part with the
+    new aspect ratio. Error: ImageError `bad_fit`.
     """
     if fit not in FITS:
         raise ImageError("bad_fit", f"fit {fit!r}: give one of {', '.join(FITS)}.")

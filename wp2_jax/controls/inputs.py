@@ -1,7 +1,7 @@
 """The published JSON input file -> checked items (spec section 2).
 
-A file is a list of objects with image_path, perspective (fps or tps), action, prompt_event, one or more prompt*
-(prompt, prompt1, ...) and optionally output_name. Image paths are relative to the file.
+A file is a list of objects with image_path, perspective (fps or tps), action, prompt_event, one or more
+prompt* (prompt, prompt1, ...) and optionally output_name. Image paths are relative to the file.
 """
 
 import dataclasses
@@ -83,7 +83,8 @@ class InputFileError(ControlError):
 def load_inputs(path: str | os.PathLike, options: InputOptions | None = None) -> list[InputItem]:
     """Reads and checks an input file. Error: InputFileError with every problem, by item and field.
 
-    Prompts are stripped of blanks at their ends; an empty prompt is allowed. Pictures are looked for, not decoded.
+    Prompts are stripped of blanks at their ends; an empty prompt is allowed. Pictures are looked for, not
+    decoded.
     """
     options = options or InputOptions()
     check_memory_options(options.chunk_length, options.sink_size, options.temporal_size)

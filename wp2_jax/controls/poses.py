@@ -18,7 +18,8 @@ _HALF_SECTOR_SIN = math.sin(math.radians(22.5))
 def check_poses(poses: np.ndarray) -> np.ndarray:
     """float64 poses [F, 4, 4] after a check that they are rigid motions.
 
-    Errors: ActionError `bad_shape`, `not_finite`, `bad_pose` (scaled, sheared or mirrored), naming the picture.
+    Errors: ActionError `bad_shape`, `not_finite`, `bad_pose` (scaled, sheared or mirrored), naming the
+    picture.
     """
     poses = np.asarray(poses, np.float64)
     if poses.ndim != 3 or poses.shape[1:] != (4, 4) or len(poses) == 0:
@@ -45,11 +46,12 @@ def rows_from_poses(
 ) -> np.ndarray:
     """Camera poses [F, 4, 4] -> float32 rows [T, 6], T = (F-1)//4 + 1 (pictures past 4(T-1)+1 are not used).
 
-    The rotation of latent frame t is pose(picture 4t) relative to pose(picture 4(t-1)), split into yaw, then pitch, in
-    degrees. The relative rotation is read in the earlier camera's frame; with `up` [3] (world coordinates) yaw and
-    pitch are changes of heading and elevation instead, which is what a game with gravity commands. Movement is one of
-    eight directions of the step on the camera's ground plane, at half the turn, or none where the step is shorter
-    than `still_below` (pose units a latent frame). Row 0 is at rest; jumps are not seen. Errors: `check_poses`.
+    The rotation of latent frame t is pose(picture 4t) relative to pose(picture 4(t-1)), split into yaw, then
+    pitch, in degrees. The relative rotation is read in the earlier camera's frame; with `up` [3] (world
+    coordinates) yaw and pitch are changes of heading and elevation instead, which is what a game with gravity
+    commands. Movement is one of eight directions of the step on the camera's ground plane, at half the turn,
+    or none where the step is shorter than `still_below` (pose units a latent frame). Row 0 is at rest; jumps
+    are not seen. Errors: `check_poses`.
     """
     poses = check_poses(poses)
     latent_frames = fit_pictures(len(poses)).latent_frames

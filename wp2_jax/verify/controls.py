@@ -22,9 +22,10 @@ _NOTES = 3
 def check_inputs(path: str | os.PathLike) -> list[Result]:
     """Runs every entry of the file; one Result a section, failing if any entry fails.
 
-    An entry gives its arguments and either the rows, lengths or prompts that are right, or the kind of error. Rows are
-    compared row by row, relative to the row's largest magnitude (a row of zeros must be exact); everything else must
-    be equal. A section that is missing, empty or unknown, and an entry that cannot be read, is a failure.
+    An entry gives its arguments and either the rows, lengths or prompts that are right, or the kind of error.
+    Rows are compared row by row, relative to the row's largest magnitude (a row of zeros must be exact);
+    everything else must be equal. A section that is missing, empty or unknown, and an entry that cannot be
+    read, is a failure.
     """
     try:
         sections = json.loads(Path(path).read_text("utf-8"))

@@ -59,4 +59,6 @@ def compare_bfloat16(item: str, actual, expected, share: float = 1e-3) -> Result
     off = float((difference > 0).mean())
     ok = bool((difference <= unit).all()) and off <= share
     scale = float(np.abs(expected).max()) or 1.0
-    return Result(item, float(difference.max()), float(difference.max()) / scale, share, ok, f"{off:.4%} of elements off")
+    return Result(
+        item, float(difference.max()), float(difference.max()) / scale, share, ok, f"{off:.4%} of elements off"
+    )

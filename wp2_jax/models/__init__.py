@@ -1,0 +1,1 @@
+"""Pure linen modules: the backbone, its memory, the autoencoders and the text encoder."""

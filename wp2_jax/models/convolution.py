@@ -1,0 +1,105 @@
+"""Convolutions over video that the autoencoders share: channels last, float32, explicit history.
+
+A causal convolution in time is a sum of 2-D convolutions, one a time tap. Measured on two CPU cores, forward and
+backward, that runs 2 to 4 times as fast as XLA's 3-D convolution; the 2-D convolution itself is left to XLA, which
+was up to twice as fast as im2col and a matrix product.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+SAME = ((1, 1), (1, 1))
+"""Padding of a 3x3 convolution that keeps the size."""
+
+_KERNEL_INIT = nn.initializers.lecun_normal()
+
+
+def conv2d(x: jax.Array, kernel: jax.Array, stride: int = 1, padding=SAME) -> jax.Array:
+    """x [..., H, W, C] with any number of leading axes, kernel [kh, kw, C, out] -> [..., H/stride, W/stride, out]."""
+    *lead, h, w, c = x.shape
+    y = lax.conv_general_dilated(
+        x.reshape(-1, h, w, c), kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return y.reshape(*lead, *y.shape[1:])
+
+
+def causal_conv(x: jax.Array, kernel: jax.Array, history: jax.Array, stride: int = 1) -> jax.Array:
+    """A convolution that sees no later frame; rows and columns are zero-padded to keep their size.
+
+    x [B, F, H, W, C]; history [B, P, H, W, C], the frames before x; kernel [kt, kh, kw, C, out]; `stride` is in time.
+    Output frame i covers frames i * stride ... i * stride + kt - 1 of [history, x].
+    -> [B, (P + F - kt) // stride + 1, H, W, out]
+    """
+    frames = jnp.concatenate([history, x], axis=1)
+    taps, kh, kw = kernel.shape[:3]
+    count = (frames.shape[1] - taps) // stride + 1
+    padding = ((kh // 2, kh // 2), (kw // 2, kw // 2))
+    out = conv2d(frames[:, : (count - 1) * stride + 1 : stride], kernel[0], padding=padding)
+    for tap in range(1, taps):
+        out += conv2d(frames[:, tap : tap + (count - 1) * stride + 1 : stride], kernel[tap], padding=padding)
+    return out
+
+
+def last_frames(history: jax.Array, x: jax.Array) -> jax.Array:
+    """The last frames of [history, x], as many as the history has: the history of the next call."""
+    return jnp.concatenate([history, x], axis=1)[:, -history.shape[1] :]
+
+
+def upsample(x: jax.Array) -> jax.Array:
+    """Nearest neighbour: [..., H, W, C] -> [..., 2H, 2W, C]."""
+    *lead, h, w, c = x.shape
+    x = jnp.broadcast_to(x[..., :, None, :, None, :], (*lead, h, 2, w, 2, c))
+    return x.reshape(*lead, 2 * h, 2 * w, c)
+
+
+def _weights(module: nn.Module, shape: tuple[int, ...], use_bias: bool = True) -> tuple[jax.Array, jax.Array | None]:
+    """Declares `kernel` [*shape] and `bias`; float32 to compute with, whatever dtype they are kept in."""
+    kernel = module.param("kernel", _KERNEL_INIT, shape, jnp.float32).astype(jnp.float32)
+    if not use_bias:
+        return kernel, None
+    return kernel, module.param("bias", nn.initializers.zeros, shape[-1:], jnp.float32).astype(jnp.float32)
+
+
+class TimeWeights(nn.Module):
+    """The parameters of a convolution over time alone, apart from its use: a first chunk skips the convolution, but
+    its parameters must exist all the same."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """-> kernel [3, 1, 1, width, features], bias [features]."""
+        kernel, bias = _weights(self, (3, 1, 1, width, self.features))
+        assert bias is not None
+        return kernel, bias
+
+
+class Conv2d(nn.Module):
+    """A convolution of every frame: [..., H, W, C] -> [..., H/stride, W/stride, features]."""
+
+    features: int
+    size: int = 3
+    stride: int = 1
+    padding: tuple[tuple[int, int], tuple[int, int]] | None = None  # None: keep the size
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, bias = _weights(self, (self.size, self.size, x.shape[-1], self.features), self.use_bias)
+        half = self.size // 2
+        y = conv2d(x, kernel, self.stride, self.padding or ((half, half), (half, half)))
+        return y if bias is None else y + bias
+
+
+class CausalConv3d(nn.Module):
+    """A causal convolution [B, F, H, W, C] -> [B, F, H, W, features] that takes and returns its history."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, history: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """history [B, 2, H, W, C]: the last two frames before x, zeros at the start -> (y, the next history)."""
+        kernel, bias = _weights(self, (3, 3, 3, x.shape[-1], self.features))
+        return causal_conv(x, kernel, history) + bias, last_frames(history, x)

@@ -1,0 +1,393 @@
+"""The backbone: one class for the bidirectional teacher, the autoregressive student and the few-step student.
+
+They differ by how they are called (frames, mask, cache; see `passes.py`) and by the form of the head (spec section 3).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wp2_jax.models import layers, rope
+from wp2_jax.models.actions import ACTION_WIDTH, ActionEncoder, ActionInjection
+from wp2_jax.models.attention import attend
+from wp2_jax.models.cache import CacheLayout
+from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
+from wp2_jax.models.pdd_heads import FORMS, Head
+
+
+@dataclasses.dataclass(frozen=True)
+class DiTConfig:
+    """Sizes of one expert; the defaults are the full size (Wan2.2 I2V-A14B with actions and memory)."""
+
+    dim: int = 5120
+    num_heads: int = 40
+    num_layers: int = 40
+    ffn_dim: int = 13824
+    freq_dim: int = 256
+    text_dim: int = 4096
+    text_len: int = 512
+    latent_channels: int = 16
+    condition_channels: int = 20
+    patch: int = 2
+    eps: float = 1e-6
+    rope_frames: int = 1024
+    memory: MemoryConfig = MemoryConfig()
+    head: str = "velocity"
+    intervals: int = 0
+    blocks: int = 2
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: str = "none"
+
+    def __post_init__(self):
+        if isinstance(self.memory, dict):
+            object.__setattr__(self, "memory", MemoryConfig(**self.memory))
+        if self.dim % self.num_heads or (self.dim // self.num_heads) % 2:
+            raise ValueError(
+                f"dim {self.dim} over num_heads {self.num_heads} must give an even head size: RoPE turns channel pairs"
+            )
+        if self.head not in FORMS:
+            raise ValueError(f"head {self.head!r} is not one of {FORMS}")
+        if self.head != "velocity" and (self.intervals <= 0 or self.intervals % self.blocks):
+            raise ValueError(f"intervals {self.intervals} must be a positive multiple of blocks {self.blocks}")
+        if self.remat not in ("none", "full", "dots"):
+            raise ValueError(f"remat {self.remat!r} is not one of none, full, dots")
+        if self.memory.space_factor % self.patch:
+            raise ValueError(f"memory halves {self.memory.space_factor} times, not a multiple of patch {self.patch}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def in_channels(self) -> int:
+        return self.latent_channels + self.condition_channels
+
+
+class Frames(flax.struct.PyTreeNode):
+    """A run of latent (or memory) frames on one token grid, as the transformer sees them.
+
+    tokens [B, F*rows*cols, D]; t [B, F] float32 in 0..1000; actions [B, F, 6] or None; positions [B, F] int32 RoPE
+    frame; captions [B, F] int32 index into the contexts. `token_t` says that t is [B, F*rows*cols] instead.
+    """
+
+    tokens: jnp.ndarray
+    t: jnp.ndarray
+    actions: jnp.ndarray | None
+    positions: jnp.ndarray
+    captions: jnp.ndarray
+    rows: int = flax.struct.field(pytree_node=False)
+    cols: int = flax.struct.field(pytree_node=False)
+    token_t: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def grid(self) -> int:
+        return self.rows * self.cols
+
+
+def frame_of_token(groups: Sequence[Frames]) -> np.ndarray:
+    """[L] the frame of each token, frames numbered through the groups."""
+    counts = [group.grid for group in groups for _ in range(group.count)]
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _time_of_token(groups: Sequence[Frames]) -> np.ndarray:
+    """[L] the column of the concatenated t that each token reads."""
+    index, start = [], 0
+    for group in groups:
+        tokens = np.arange(group.count * group.grid)
+        index.append(start + (tokens if group.token_t else tokens // group.grid))
+        start += group.t.shape[1]
+    return np.concatenate(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Write:
+    """Where the tokens [sink (first only) | cmp | tmp] of a prefill go in a cache."""
+
+    layout: CacheLayout
+    first: bool
+
+    def __call__(self, buffer: jnp.ndarray, new: jnp.ndarray, chunks: jnp.ndarray) -> jnp.ndarray:
+        """buffer [B, layout.tokens, N, K], new [B, L, N, K] -> buffer."""
+        layout = self.layout
+        sink = layout.temporal_start if self.first else 0
+        temporal = new.shape[1] - layout.temporal * layout.frame_tokens
+        new = new.astype(buffer.dtype)
+        if self.first:
+            buffer = buffer.at[:, :sink].set(new[:, :sink])
+        buffer = buffer.at[:, layout.temporal_start : layout.compressed_start].set(new[:, temporal:])
+        offset = layout.compressed_start + chunks * layout.chunk_tokens
+        return jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
+
+
+class Stream(flax.struct.PyTreeNode):
+    """What every block reads besides the hidden tokens."""
+
+    e0: jnp.ndarray  # [B, U, 6, D] float32
+    action: jnp.ndarray | None  # [B, F, D]
+    cos: jnp.ndarray  # [B, L, K/2]
+    sin: jnp.ndarray
+    mask: jnp.ndarray | None  # [B or 1, L, keys]
+    context: jnp.ndarray  # [B, C*S, D]
+    context_mask: jnp.ndarray | None  # [B, L, C*S]
+    chunks: jnp.ndarray | None
+    frame_index: jnp.ndarray  # [L]
+    time_index: jnp.ndarray  # [L]
+    write: Write | None = flax.struct.field(pytree_node=False, default=None)
+
+
+class _SelfAttention(nn.Module):
+    config: DiTConfig
+
+    @nn.compact
+    def __call__(self, x: jnp.ndarray, cached, stream: Stream):
+        config = self.config
+        owner = _Dtypes.of(config)
+        q, k, v = (layers.dense(config.dim, owner, name)(x) for name in ("q", "k", "v"))
+        q = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_q")(q)
+        k = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_k")(k)
+        q, k, v = (a.reshape(*a.shape[:2], config.num_heads, config.head_dim) for a in (q, k, v))
+        q, k = rope.apply_rope(q, stream.cos, stream.sin), rope.apply_rope(k, stream.cos, stream.sin)
+        if cached is not None and stream.write is not None:
+            cached = tuple(stream.write(old, new, stream.chunks) for old, new in zip(cached, (k, v), strict=True))
+            k, v = (a.astype(q.dtype) for a in cached)
+        elif cached is not None:
+            k, v = (
+                jnp.concatenate([old.astype(q.dtype), new], axis=1) for old, new in zip(cached, (k, v), strict=True)
+            )
+        out = attend(q, k, v, stream.mask)
+        out = layers.dense(config.dim, owner, "out")(out.reshape(*out.shape[:2], config.dim))
+        return out, cached
+
+
+class _CrossAttention(nn.Module):
+    config: DiTConfig
+
+    @nn.compact
+    def __call__(self, x, context, mask):
+        config = self.config
+        owner = _Dtypes.of(config)
+        q = layers.dense(config.dim, owner, "q")(x)
+        k, v = (layers.dense(config.dim, owner, name)(context) for name in ("k", "v"))
+        q = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_q")(q)
+        k = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_k")(k)
+        q, k, v = (a.reshape(*a.shape[:2], config.num_heads, config.head_dim) for a in (q, k, v))
+        out = attend(q, k, v, mask)
+        return layers.dense(config.dim, owner, "out")(out.reshape(*out.shape[:2], config.dim))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dtypes:
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    @classmethod
+    def of(cls, config: DiTConfig) -> "_Dtypes":
+        return cls(jnp.dtype(config.dtype), jnp.dtype(config.param_dtype))
+
+
+class Block(nn.Module):
+    """One transformer layer: self-attention, cross-attention, action injection, FFN; the residual stays float32."""
+
+    config: DiTConfig
+
+    @nn.compact
+    def __call__(self, x: jnp.ndarray, cached, stream: Stream):
+        config = self.config
+        owner = _Dtypes.of(config)
+        table = self.param("modulation", nn.initializers.normal(config.dim**-0.5), (6, config.dim), owner.param_dtype)
+        modulation = jnp.take(table.astype(jnp.float32) + stream.e0, stream.time_index, axis=1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = (modulation[:, :, i] for i in range(6))
+
+        h = (layers.layer_norm(x, config.eps) * (1 + scale1) + shift1).astype(owner.dtype)
+        attention = _SelfAttention(config, name="self_attention")
+        h, cached = attention(h, cached, stream)
+        x = x + h.astype(jnp.float32) * gate1
+
+        h = layers.LayerNorm(config.eps, owner.param_dtype, name="cross_norm")(x).astype(owner.dtype)
+        h = _CrossAttention(config, name="cross_attention")(h, stream.context, stream.context_mask)
+        x = x + h.astype(jnp.float32)
+
+        if stream.action is not None:
+            inject = ActionInjection(config.dim, owner.dtype, owner.param_dtype, name="action")
+            x = x + inject(x, stream.action, stream.frame_index).astype(jnp.float32)
+
+        h = (layers.layer_norm(x, config.eps) * (1 + scale2) + shift2).astype(owner.dtype)
+        ffn = layers.Mlp((config.ffn_dim, config.dim), "gelu", owner.dtype, owner.param_dtype, name="ffn")
+        x = x + ffn(h).astype(jnp.float32) * gate2
+        return x, cached
+
+
+def _block_class(remat: str):
+    if remat == "none":
+        return Block
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return nn.remat(Block, policy=policy, prevent_cse=False)
+
+
+class DiT(nn.Module):
+    """One expert. Methods are called through `apply(..., method=...)` by `passes.py`."""
+
+    config: DiTConfig
+
+    def setup(self):
+        config = self.config
+        owner = _Dtypes.of(config)
+        self.patch_kernel = self.param(
+            "patch_kernel",
+            nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3),
+            (config.patch, config.patch, config.in_channels, config.dim),
+            owner.param_dtype,
+        )
+        self.patch_bias = self.param("patch_bias", nn.initializers.zeros, (config.dim,), owner.param_dtype)
+        normal = nn.initializers.normal(0.02)
+        widths = (config.dim, config.dim)
+        self.text_embedding = layers.Mlp(widths, "gelu", owner.dtype, owner.param_dtype, kernel_init=normal)
+        # The time path stays float32 in every precision: modulation multiplies the residual stream.
+        self.time_embedding = layers.Mlp(widths, "silu", jnp.float32, owner.param_dtype, kernel_init=normal)
+        self.time_projection = nn.Dense(6 * config.dim, dtype=jnp.float32, param_dtype=owner.param_dtype)
+        self.action_encoder = ActionEncoder(config.dim, owner.dtype, owner.param_dtype)
+        self.compressor = Compressor(config.memory, config.dim, owner.dtype, owner.param_dtype)
+        self.head = Head(
+            config.patch**2 * config.latent_channels,
+            config.head,
+            config.intervals,
+            config.blocks,
+            config.eps,
+            owner.param_dtype,
+        )
+        scanned = nn.scan(
+            _block_class(config.remat),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast),
+            out_axes=0,
+            length=config.num_layers,
+        )
+        self.blocks = scanned(config)
+
+    def embed(self, latents: jnp.ndarray, y: jnp.ndarray) -> jnp.ndarray:
+        """Patch embedding: latents [B, F, h, w, 16] and y [B, F, h, w, 20] -> [B, F*h/2*w/2, D]."""
+        config = self.config
+        x = jnp.concatenate([latents, y], axis=-1).astype(config.dtype)
+        b, f, h, w, c = x.shape
+        p = config.patch
+        x = x.reshape(b, f, h // p, p, w // p, p, c).transpose(0, 1, 2, 4, 3, 5, 6)
+        x = x.reshape(b, f * (h // p) * (w // p), p * p * c)
+        kernel = self.patch_kernel.reshape(p * p * c, config.dim).astype(config.dtype)
+        return x @ kernel + self.patch_bias.astype(config.dtype)
+
+    def compress(
+        self, latents: jnp.ndarray, y: jnp.ndarray, state: CompressorState
+    ) -> tuple[jnp.ndarray, CompressorState]:
+        """The compressor's part of the memory tokens [B, T/2 * h/8 * w/8, D]; see `Compressor`."""
+        return self.compressor(jnp.concatenate([latents, y], axis=-1), state)
+
+    def encode_actions(self, rows: jnp.ndarray) -> jnp.ndarray:
+        """[B, F, 6] -> [B, F, D]."""
+        return self.action_encoder(rows)
+
+    def encode_time(self, t: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
+        """t [B, U] -> e [B, U, D] for the head and e0 [B, U, 6, D] for the blocks, float32."""
+        e = self.time_embedding(rope.timestep_sinusoid(t, self.config.freq_dim))
+        e0 = self.time_projection(nn.silu(e))
+        return e, e0.reshape(*e0.shape[:-1], 6, self.config.dim)
+
+    def encode_text(self, contexts: jnp.ndarray) -> jnp.ndarray:
+        """Contexts [B, C, S, text_dim], zero rows past each length -> [B, C*S, D]; padding is embedded too."""
+        embedded = self.text_embedding(contexts)
+        return embedded.reshape(contexts.shape[0], -1, self.config.dim)
+
+    def prepare(
+        self,
+        groups: Sequence[Frames],
+        contexts: jnp.ndarray,
+        mask: jnp.ndarray | None = None,
+        chunks: jnp.ndarray | None = None,
+        write: Write | None = None,
+    ) -> tuple[jnp.ndarray, jnp.ndarray, Stream]:
+        """Joins frame groups into hidden tokens [B, L, D] float32, time embeddings e and what the blocks read."""
+        config = self.config
+        frame_index, time_index = frame_of_token(groups), _time_of_token(groups)
+        e, e0 = self.encode_time(jnp.concatenate([group.t.astype(jnp.float32) for group in groups], axis=1))
+        with_action = groups[0].actions is not None
+        rows = [group.actions for group in groups]
+        action = self.encode_actions(jnp.concatenate(rows, axis=1)) if with_action else None
+        tables = [
+            rope.rope_tables(
+                group.positions,
+                group.rows,
+                group.cols,
+                head_dim=config.head_dim,
+                table_frames=config.rope_frames,
+            )
+            for group in groups
+        ]
+        cos, sin = (jnp.concatenate(parts, axis=1) for parts in zip(*tables, strict=True))
+        context_mask = None
+        if contexts.shape[1] > 1:
+            captions = jnp.take(jnp.concatenate([group.captions for group in groups], axis=1), frame_index, axis=1)
+            owner = np.repeat(np.arange(contexts.shape[1], dtype=np.int32), contexts.shape[2])
+            context_mask = captions[:, :, None] == owner[None, None]
+        stream = Stream(
+            e0=e0,
+            action=action,
+            cos=cos,
+            sin=sin,
+            mask=mask,
+            context=self.encode_text(contexts),
+            context_mask=context_mask,
+            chunks=chunks,
+            frame_index=jnp.asarray(frame_index),
+            time_index=jnp.asarray(time_index),
+            write=write,
+        )
+        tokens = jnp.concatenate([group.tokens for group in groups], axis=1).astype(jnp.float32)
+        return tokens, e, stream
+
+    def run_blocks(self, x: jnp.ndarray, stream: Stream, cached=None):
+        """All layers. x [B, L, D]; cached: None or (k, v), each [layers, B, tokens, N, K] -> x, cached."""
+        return self.blocks(x, cached, stream)
+
+    def output(
+        self, x: jnp.ndarray, e: jnp.ndarray, stream: Stream, tail: int, rows: int, cols: int, block=None
+    ) -> jnp.ndarray:
+        """The head on the last `tail` tokens, as latents float32 [B, F, h, w, 16] (or [n, B, F, h, w, 16])."""
+        out = self.head(x[:, -tail:], e, stream.time_index[-tail:], block)
+        return unpatchify(out, rows, cols, self.config.patch, self.config.latent_channels)
+
+    def __call__(self, latents, y, rows, contexts):
+        """Touches every parameter: used by `passes.init` only."""
+        b, f, h, w, _ = latents.shape
+        p = self.config.patch
+        self.compress(latents, y, init_state(self.config.memory, b, h, w))
+        group = Frames(
+            self.embed(latents, y),
+            jnp.zeros((b, f), jnp.float32),
+            rows,
+            jnp.zeros((b, f), jnp.int32),
+            jnp.zeros((b, f), jnp.int32),
+            h // p,
+            w // p,
+        )
+        x, e, stream = self.prepare([group], contexts)
+        x, _ = self.run_blocks(x, stream)
+        return self.output(x, e, stream, x.shape[1], h // p, w // p, jnp.zeros((), jnp.int32))
+
+
+def unpatchify(x: jnp.ndarray, rows: int, cols: int, patch: int, channels: int) -> jnp.ndarray:
+    """Head outputs -> latents: [B, L, f] -> [B, F, h, w, c]; [B, L, n, f] -> [n, B, F, h, w, c] (golden README 1)."""
+    if x.ndim == 4:
+        return jnp.stack([unpatchify(x[:, :, i], rows, cols, patch, channels) for i in range(x.shape[2])])
+    x = x.reshape(x.shape[0], -1, rows, cols, patch, patch, channels).transpose(0, 1, 2, 4, 3, 5, 6)
+    return x.reshape(x.shape[0], x.shape[1], rows * patch, cols * patch, channels)

@@ -1,0 +1,305 @@
+"""How the backbone is called: the bidirectional pass, prefill and denoise of the autoregressive path, the one-pass form
+of teacher forcing. Pure functions of (model, params, ...); one `DiT` serves all (spec section 4).
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from wp2_jax.models import cache as kv
+from wp2_jax.models import masks
+from wp2_jax.models.dit import DiT, DiTConfig, Frames, Write, frame_of_token
+from wp2_jax.models.memory import CompressorState, init_state
+
+
+class History(flax.struct.PyTreeNode):
+    """A clip from the start of its world, left aligned and padded to a static number S of latent frames (S even).
+
+    latents [B, S, h, w, 16]; y [B, S, h, w, 20]; lr_latents [B, S/2, h/4, w/4, 16]; lr_y [B, S/2, h/4, w/4, 20];
+    actions [B, S, 6]; captions [B, S] int32 index into the contexts of the call.
+    """
+
+    latents: jnp.ndarray
+    y: jnp.ndarray
+    lr_latents: jnp.ndarray
+    lr_y: jnp.ndarray
+    actions: jnp.ndarray
+    captions: jnp.ndarray
+
+
+def init(config: DiTConfig, key: jax.Array) -> dict:
+    """Fresh parameters of one expert."""
+    side = config.memory.space_factor
+    latents = jnp.zeros((1, 2, side, side, config.latent_channels))
+    y = jnp.zeros((1, 2, side, side, config.condition_channels))
+    contexts = jnp.zeros((1, 1, 1, config.text_dim))
+    return DiT(config).init(key, latents, y, jnp.zeros((1, 2, 6)), contexts)["params"]
+
+
+def take_frames(x: jnp.ndarray, index: jnp.ndarray) -> jnp.ndarray:
+    """x [B, S, ...] at frames index [B, F] -> [B, F, ...]."""
+    return jax.vmap(lambda a, i: jnp.take(a, i, axis=0))(x, index)
+
+
+def compress(model: DiT, params, history: History) -> jnp.ndarray:
+    """x_cmp of a whole clip: tokens [B, S/2 * h/8 * w/8, D] before the transformer."""
+    batch, _, h, w, _ = history.latents.shape
+    state = init_state(model.config.memory, batch, h, w, jnp.dtype(model.config.dtype))
+    return compress_chunk(model, params, state, history.latents, history.y, history.lr_latents, history.lr_y)[0]
+
+
+def compress_chunk(
+    model: DiT, params, state: CompressorState, latents, y, lr_latents, lr_y
+) -> tuple[jnp.ndarray, CompressorState]:
+    """x_cmp of the frames that follow those the state has seen; one-shot compression is this from a zero state."""
+    variables = {"params": params}
+    compressed, state = model.apply(variables, latents, y, state, method="compress")
+    coarse = model.apply(variables, lr_latents, lr_y, method="embed")
+    return coarse + compressed, state
+
+
+def full_frames(model: DiT, params, latents, y, t, actions, positions, captions, token_t: bool = False) -> Frames:
+    """Frames at full resolution: generated ones, or sink and tmp (with t = 0)."""
+    h, w = latents.shape[2:4]
+    patch = model.config.patch
+    tokens = model.apply({"params": params}, latents, y, method="embed")
+    return Frames(tokens, t, actions, positions, captions, h // patch, w // patch, token_t)
+
+
+def memory_frames(tokens: jnp.ndarray, actions, captions, first: jnp.ndarray | int, grid: tuple[int, int]) -> Frames:
+    """x_cmp tokens as frames: memory frame j stands at latent frame 2j with that frame's action and caption.
+
+    tokens [B, M*rows*cols, D]; actions [B, 2M, 6] or None and captions [B, 2M] of the latent frames; `first` memory frame.
+    """
+    rows, cols = grid
+    batch, count = tokens.shape[0], tokens.shape[1] // (rows * cols)
+    stride = captions.shape[1] // count
+    positions = stride * (first + jnp.arange(count, dtype=jnp.int32))
+    return Frames(
+        tokens,
+        jnp.zeros((batch, count), jnp.float32),
+        None if actions is None else actions[:, ::stride],
+        jnp.broadcast_to(positions, (batch, count)),
+        captions[:, ::stride],
+        rows,
+        cols,
+    )
+
+
+def memory_grid(model: DiT, h: int, w: int) -> tuple[int, int]:
+    """Token grid of a memory frame for latents of h x w."""
+    factor = model.config.memory.space_factor
+    return h // factor, w // factor
+
+
+def still_frames(model: DiT, params, history: History, index: jnp.ndarray) -> Frames:
+    """Clean frames of a history as memory at full resolution (sink, tmp); index [B, F] int32."""
+    latents, y, actions, captions = (
+        take_frames(a, index) for a in (history.latents, history.y, history.actions, history.captions)
+    )
+    t = jnp.zeros(index.shape, jnp.float32)
+    return full_frames(model, params, latents, y, t, actions, index, captions)
+
+
+def memory(
+    model: DiT, params, history: History, length: jnp.ndarray, sink: int, temporal: int
+) -> tuple[list[Frames], int]:
+    """The groups [sink | cmp | tmp] of histories of `length` [B] latent frames, and the number of cmp frames."""
+    batch, frames, h, w, _ = history.latents.shape
+    compressed = memory_frames(
+        compress(model, params, history), history.actions, history.captions, 0, memory_grid(model, h, w)
+    )
+    groups = [compressed]
+    if sink:
+        index = jnp.broadcast_to(jnp.arange(sink, dtype=jnp.int32), (batch, sink))
+        groups.insert(0, still_frames(model, params, history, index))
+    if temporal:
+        index = jnp.maximum(length[:, None] - temporal + jnp.arange(temporal, dtype=jnp.int32), 0)
+        groups.append(still_frames(model, params, history, index))
+    return groups, compressed.count
+
+
+def bidirectional(
+    model: DiT,
+    params,
+    noisy: jnp.ndarray,
+    y: jnp.ndarray,
+    t: jnp.ndarray,
+    actions: jnp.ndarray | None,
+    contexts: jnp.ndarray,
+    captions: jnp.ndarray,
+    positions: jnp.ndarray,
+    *,
+    history: History | None = None,
+    length: jnp.ndarray | None = None,
+    sink: int = 1,
+    temporal: int = 1,
+    token_t: bool = False,
+) -> jnp.ndarray:
+    """Velocity [B, L, h, w, 16] of noisy frames, memory and generated tokens attending to each other.
+
+    noisy [B, L, h, w, 16]; y [B, L, h, w, 20]; t [B, L] float32 (or a token each with `token_t`); actions [B, L, 6] or
+    None; contexts [B, C, S, text_dim]; captions and positions [B, L] int32. `history` with `length` [B] int32 latent
+    frames of it (multiple of the chunk; 0: none) gives the memory.
+    """
+    generated = full_frames(model, params, noisy, y, t, actions, positions, captions, token_t)
+    groups, mask = [], None
+    if history is not None:
+        assert length is not None
+        groups, count = memory(model, params, history, length, sink, temporal)
+        if actions is None:
+            groups = [group.replace(actions=None) for group in groups]
+        factor = model.config.memory.time_factor
+        mask = masks.bidirectional(length, sink, count, temporal, generated.count, factor)
+    return bidirectional_frames(model, params, [*groups, generated], contexts, mask)
+
+
+def bidirectional_frames(
+    model: DiT, params, groups: list[Frames], contexts: jnp.ndarray, mask: jnp.ndarray | None, block=None
+) -> jnp.ndarray:
+    """One pass over ready groups, of which the last is generated; mask over frames or None."""
+    index = frame_of_token(groups)
+    token_mask = None if mask is None else masks.expand(mask, index, index)
+    variables = {"params": params}
+    x, e, stream = model.apply(variables, groups, contexts, token_mask, method="prepare")
+    x, _ = model.apply(variables, x, stream, method="run_blocks")
+    last = groups[-1]
+    tail = last.count * last.grid
+    return model.apply(variables, x, e, stream, tail, last.rows, last.cols, block, method="output")
+
+
+def empty_cache(model: DiT, layout: kv.CacheLayout, batch: int) -> kv.KVCache:
+    """A cache of this model's sizes that holds nothing."""
+    config = model.config
+    return kv.empty(
+        layout,
+        layers=config.num_layers,
+        batch=batch,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        dtype=jnp.dtype(config.dtype),
+    )
+
+
+def prefill(
+    model: DiT,
+    params,
+    cache: kv.KVCache,
+    sink: Frames | None,
+    compressed: Frames,
+    temporal: Frames | None,
+    contexts: jnp.ndarray,
+) -> kv.KVCache:
+    """Takes new memory into a cache: the sink the first time only (else None), new cmp frames, the new tmp.
+
+    Only these run through the network; the old tmp is overwritten, sink and old cmp stay as they were computed.
+    """
+    layout = cache.layout
+    groups = [group for group in (sink, compressed, temporal) if group is not None]
+    first = cache.layout.sink > 0 and sink is not None
+    mask = masks.prefill(layout, cache.chunks, first, compressed.count)
+    mask = masks.expand(mask, frame_of_token(groups), masks.cache_frames(layout))
+    variables = {"params": params}
+    write = Write(layout, first)
+    x, _, stream = model.apply(variables, groups, contexts, mask, cache.chunks, write, method="prepare")
+    _, (k, v) = model.apply(variables, x, stream, (cache.k, cache.v), method="run_blocks")
+    return cache.replace(k=k, v=v, chunks=cache.chunks + compressed.count // layout.memory_frames)
+
+
+def denoise(
+    model: DiT,
+    params,
+    cache: kv.KVCache,
+    generated: Frames,
+    contexts: jnp.ndarray,
+    block: jnp.ndarray | None = None,
+) -> jnp.ndarray:
+    """Head outputs for one chunk that sees the cache and itself: velocity, bank or fused outputs by the head's form."""
+    mask = masks.denoise(cache.layout, cache.chunks, generated.count)
+    index = frame_of_token([generated])
+    cache_index = masks.cache_frames(cache.layout)
+    keys = cache_index.max(initial=-1) + 1 + index
+    mask = masks.expand(mask, index, jnp.concatenate([jnp.asarray(cache_index), jnp.asarray(keys)]))
+    variables = {"params": params}
+    x, e, stream = model.apply(variables, [generated], contexts, mask, method="prepare")
+    x, _ = model.apply(variables, x, stream, (cache.k, cache.v), method="run_blocks")
+    tail = generated.count * generated.grid
+    return model.apply(variables, x, e, stream, tail, generated.rows, generated.cols, block, method="output")
+
+
+def teacher_forcing(
+    model: DiT,
+    params,
+    noisy: jnp.ndarray,
+    t: jnp.ndarray,
+    clip: History,
+    start: jnp.ndarray,
+    contexts: jnp.ndarray,
+    *,
+    chunk: int,
+    sink: int = 1,
+    temporal: int = 1,
+    block: jnp.ndarray | None = None,
+) -> jnp.ndarray:
+    """All target chunks in one masked pass, each as prefill + denoise would see it.
+
+    noisy [B, L, h, w, 16], L a multiple of `chunk`; t [B, L]; `clip` holds the history and the L clean targets; start [B]
+    int32 first target frame (multiple of `chunk`). Returns head outputs for the L frames.
+    """
+    frames = noisy.shape[1]
+    if frames % chunk:
+        raise ValueError(f"{frames} target frames do not fill chunks of {chunk}: use a multiple")
+    h, w = noisy.shape[2:4]
+    batch = noisy.shape[0]
+    target = start[:, None] + jnp.arange(frames, dtype=jnp.int32)
+    y, actions, captions = (take_frames(a, target) for a in (clip.y, clip.actions, clip.captions))
+    compressed = memory_frames(compress(model, params, clip), clip.actions, clip.captions, 0, memory_grid(model, h, w))
+    groups = [compressed]
+    if sink:
+        index = jnp.broadcast_to(jnp.arange(sink, dtype=jnp.int32), (batch, sink))
+        groups.insert(0, still_frames(model, params, clip, index))
+    for first in range(0, frames, chunk):
+        if temporal:
+            index = start[:, None] + first - temporal + jnp.arange(temporal, dtype=jnp.int32)
+            groups.append(still_frames(model, params, clip, jnp.maximum(index, 0)))
+        part = slice(first, first + chunk)
+        groups.append(
+            full_frames(
+                model,
+                params,
+                noisy[:, part],
+                y[:, part],
+                t[:, part],
+                actions[:, part],
+                target[:, part],
+                captions[:, part],
+            )
+        )
+    factor = model.config.memory.time_factor
+    mask = masks.teacher_forcing(start, sink, compressed.count, temporal, chunk, frames // chunk, factor)
+    index = frame_of_token(groups)
+    variables = {"params": params}
+    x, e, stream = model.apply(variables, groups, contexts, masks.expand(mask, index, index), method="prepare")
+    x, _ = model.apply(variables, x, stream, method="run_blocks")
+    grid = groups[-1].grid
+    lead = sink * grid + compressed.count * compressed.grid
+    group = (temporal + chunk) * grid
+    outputs = []
+    for index in range(frames // chunk):
+        # `output` reads the tail of what it is given: hand it the tokens up to the end of this noisy chunk.
+        end = lead + (index + 1) * group
+        part = stream.replace(time_index=stream.time_index[:end])
+        outputs.append(
+            model.apply(
+                variables,
+                x[:, :end],
+                e,
+                part,
+                chunk * grid,
+                groups[-1].rows,
+                groups[-1].cols,
+                block,
+                method="output",
+            )
+        )
+    return jnp.concatenate(outputs, axis=-4)

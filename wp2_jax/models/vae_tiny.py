@@ -1,0 +1,183 @@
+"""The causal tiny autoencoder: 2-D convolutions and blocks that look one frame back (spec section 8, README 31, 43).
+
+The layer order is that of the public TAEHV; the latents have no mean and std. Each picture and latent passes the
+network once, so a whole video is one chunk: one-shot and streaming are the same code.
+
+Time runs 4:1. A pool joins two neighbouring frames; where the first chunk has an odd number of frames a zero frame is
+put before it. A grow gives two frames for one, except for the first latent of a stream, which stays one frame.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, State, check_chunk, check_video
+from wp2_jax.models.convolution import Conv2d, upsample
+
+BLOCKS = 3
+"""Memory blocks at each of the three sizes of both halves."""
+POOLS = (2, 2, 1)
+"""Frames that each pool of the encoder joins."""
+GROWS = (1, 2, 2)
+"""Frames that each grow of the decoder gives for one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyVaeConfig:
+    """Widths; the defaults are the published size. The last decoder width is that of the output convolution."""
+
+    encoder_width: int = 64
+    decoder_widths: tuple[int, ...] = (256, 128, 64, 64)
+    latent_channels: int = LATENT_CHANNELS
+
+    def __post_init__(self):
+        # A list (from JSON) becomes a tuple: linen modules hash their fields.
+        object.__setattr__(self, "decoder_widths", tuple(self.decoder_widths))
+        if len(self.decoder_widths) != 4:
+            raise ValueError(f"decoder_widths {self.decoder_widths}: give 4 widths, from the latents to the pictures")
+
+
+class MemoryBlock(nn.Module):
+    """relu(conv([x, the frame before x]) + x); keeps its width."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, past: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [B, F, h, w, C], past [B, h, w, C]: this block's previous input frame -> (y, the next past)."""
+        width = x.shape[-1]
+        before = jnp.concatenate([past[:, None], x[:, :-1]], axis=1)
+        y = nn.relu(Conv2d(width, name="conv_0")(jnp.concatenate([x, before], axis=-1)))
+        y = nn.relu(Conv2d(width, name="conv_1")(y))
+        return nn.relu(Conv2d(width, name="conv_2")(y) + x), x[:, -1]
+
+
+class Pool(nn.Module):
+    """`stride` neighbouring frames into one."""
+
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, first: bool) -> jax.Array:
+        """[B, F, h, w, C] -> [B, ceil(F / stride), h, w, C]; an F that does not divide is allowed only when `first`."""
+        b, _, h, w, c = x.shape
+        if first:
+            x = jnp.pad(x, ((0, 0), (-x.shape[1] % self.stride, 0), (0, 0), (0, 0), (0, 0)))
+        x = x.reshape(b, -1, self.stride, h, w, c)
+        x = jnp.moveaxis(x, 2, -2).reshape(b, -1, h, w, self.stride * c)
+        return Conv2d(c, size=1, use_bias=False, name="conv")(x)
+
+
+class Grow(nn.Module):
+    """One frame into `stride`."""
+
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, first: bool) -> jax.Array:
+        """[B, F, h, w, C] -> [B, stride * F, h, w, C], or 1 + stride * (F - 1) frames when `first`."""
+        b, f, h, w, c = x.shape
+        conv = Conv2d(self.stride * c, size=1, use_bias=False, name="conv")
+        y = jnp.moveaxis(conv(x).reshape(b, f, h, w, self.stride, c), -2, 2).reshape(b, -1, h, w, c)
+        if not first or self.stride == 1:
+            return y
+        return jnp.concatenate([x[:, :1], y[:, self.stride :]], axis=1)
+
+
+class Encoder(nn.Module):
+    """Pictures in [0, 1] -> latents."""
+
+    config: TinyVaeConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: State, first: bool) -> tuple[State, jax.Array]:
+        width, after = self.config.encoder_width, []
+        x = nn.relu(Conv2d(width, name="conv_in")(x))
+        for level, stride in enumerate(POOLS):
+            x = Pool(stride, name=f"pool_{level}")(x, first)
+            x = Conv2d(width, stride=2, use_bias=False, name=f"down_{level}")(x)
+            for block in range(BLOCKS):
+                x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
+                after.append(past)
+        return tuple(after), Conv2d(self.config.latent_channels, name="conv_out")(x)
+
+
+class Decoder(nn.Module):
+    """Latents -> pictures in [0, 1], not clamped."""
+
+    config: TinyVaeConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: State, first: bool) -> tuple[State, jax.Array]:
+        widths, after = self.config.decoder_widths, []
+        x = 3.0 * jnp.tanh(x / 3.0)
+        x = nn.relu(Conv2d(widths[0], name="conv_in")(x))
+        for level, stride in enumerate(GROWS):
+            for block in range(BLOCKS):
+                x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
+                after.append(past)
+            x = Grow(stride, name=f"grow_{level}")(upsample(x), first)
+            x = Conv2d(widths[level + 1], use_bias=False, name=f"up_{level}")(x)
+        return tuple(after), Conv2d(3, name="conv_out")(nn.relu(x))
+
+
+class TinyVae(nn.Module):
+    """The interface of `models/autoencoder.py`; inside, pictures are in [0, 1]."""
+
+    config: TinyVaeConfig
+
+    def setup(self):
+        self.encoder = Encoder(self.config)
+        self.decoder = Decoder(self.config)
+
+    def __call__(self, video: jax.Array) -> jax.Array:
+        """Encodes and decodes without the clamp: the reconstruction a training loss compares."""
+        return self.decode_raw(self.encode(video))
+
+    def encode(self, video: jax.Array) -> jax.Array:
+        """[B, 4n + 1, H, W, 3] in [-1, 1] -> latents [B, n + 1, H/8, W/8, 16]. Raises GeometryError (4n + 1, 8)."""
+        check_video(video)
+        batch, _, height, width, _ = video.shape
+        return self.encode_chunk(self.init_encode_state(batch, height, width), video, True)[1]
+
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """[B, T, h, w, 16] -> video [B, 4 (T - 1) + 1, 8 h, 8 w, 3] clamped to [-1, 1]."""
+        return jnp.clip(self.decode_raw(latents), -1.0, 1.0)
+
+    def decode_raw(self, latents: jax.Array) -> jax.Array:
+        """`decode` without the clamp, which has no gradient outside of [-1, 1]."""
+        batch, _, h, w, _ = latents.shape
+        state = self.init_decode_state(batch, h * PIXELS_PER_LATENT, w * PIXELS_PER_LATENT)
+        return self._decode(state, latents, True)[1]
+
+    def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        """The next pictures of a stream [B, F, H, W, 3]: any F when `first`, then multiples of 4 -> (state, latents)."""
+        check_chunk(video, first)
+        return self.encoder((video.astype(jnp.float32) + 1.0) / 2.0, state, first)
+
+    def decode_chunk(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        """The next latents of a stream [B, T, h, w, 16] -> (state, video clamped to [-1, 1])."""
+        state, video = self._decode(state, latents, first)
+        return state, jnp.clip(video, -1.0, 1.0)
+
+    def _decode(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        state, video = self.decoder(latents.astype(jnp.float32), state, first)
+        return state, 2.0 * video - 1.0
+
+    @nn.nowrap
+    def init_encode_state(self, batch: int, height: int, width: int) -> State:
+        """Zeros: the previous input of each memory block. `height`, `width`: pixels of the pictures."""
+        return tuple(
+            jnp.zeros((batch, height >> level, width >> level, self.config.encoder_width))
+            for level in (1, 2, 3)
+            for _ in range(BLOCKS)
+        )
+
+    @nn.nowrap
+    def init_decode_state(self, batch: int, height: int, width: int) -> State:
+        """Zeros: the previous input of each memory block. `height`, `width`: pixels of the pictures."""
+        return tuple(
+            jnp.zeros((batch, height >> level, width >> level, channels))
+            for level, channels in zip((3, 2, 1), self.config.decoder_widths, strict=False)
+            for _ in range(BLOCKS)
+        )
