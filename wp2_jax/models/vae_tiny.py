@@ -151,7 +151,7 @@ class TinyVae(nn.Module):
         return self._decode(state, latents, True)[1]
 
     def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
-        """The next pictures of a stream [B, F, H, W, 3]: any F when `first`, then multiples of 4 -> (state, latents)."""
+        """The next pictures [B, F, H, W, 3]: any F when `first`, later multiples of 4 -> (state, latents)."""
         check_chunk(video, first)
         return self.encoder((video.astype(jnp.float32) + 1.0) / 2.0, state, first)
 

@@ -297,7 +297,7 @@ class WanVae(nn.Module):
         return self._run(_decode_step, state, latents.astype(jnp.float32) * std + mean, 1, first)
 
     def _run(self, step, state: State, x: jax.Array, size: int, first: bool) -> tuple[State, jax.Array]:
-        """`step` on the first frame of x (when `first`), then over groups of `size` frames; a last part group is left out."""
+        """`step` on the first frame (when `first`), then over groups of `size`; an incomplete last group is dropped."""
         parts = []
         if first:
             state, y = step(self, state, x[:, :1], True)
