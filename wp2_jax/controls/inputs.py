@@ -35,7 +35,11 @@ class InputOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InputItem:
-    """One world to generate. `rows` are float32 [T, 6]; `chunk_prompts` and `chunk_captions` have an entry a chunk."""
+    """One world to generate.
+
+    `rows` are float32 [T, 6]; `chunk_prompts` (names) and `chunk_captions` (texts) have an entry a chunk;
+    `output_name` has no .mp4 at its end and is unique in the file.
+    """
 
     index: int
     image_path: Path
@@ -183,7 +187,7 @@ class _ItemChecker:
         if text is None:
             return None
         path = self.folder / text
-        if not text.strip() or "\0" in text or not path.is_file():
+        if not text.strip() or "\0" in text or not os.path.isfile(path):
             self.problem(
                 "image_path",
                 "image_not_found",
@@ -223,7 +227,7 @@ class _ItemChecker:
     def _output_name(self, text: str | None, image: Path | None) -> str | None:
         if text is None:
             return None if image is None else f"{self.index:03d}_{image.stem}"
-        name = text.strip()
+        name = text.strip().removesuffix(".mp4")
         if name in ("", ".", "..") or any(c in '/\\:*?"<>|' or ord(c) < 32 for c in name):
             self.problem("output_name", "bad_output_name", f"{text!r} is not a plain file name.")
             return None

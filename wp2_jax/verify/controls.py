@@ -105,7 +105,7 @@ def _compare_rows(actual: np.ndarray, expected: Any) -> tuple[float, float, str]
 
 def _run_actions(entry: dict[str, Any]) -> dict[str, Any]:
     # "nan" and "inf" stand for the floats, which JSON has no words for.
-    args = {
+    args: dict[str, Any] = {
         key: float(value) if key.endswith("_deg") and isinstance(value, str) else value
         for key, value in entry["args"].items()
     }
