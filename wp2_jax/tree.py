@@ -111,5 +111,5 @@ def count(tree: ArrayTree) -> int:
 
 def overview(tree: ArrayTree) -> str:
     """A table of names, shapes and sizes, for printing."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-    return parameter_overview.get_parameter_overview(shapes, include_stats=False)
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named_leaves(tree).items()}
+    return parameter_overview.get_parameter_overview(nested(shapes), include_stats=False)

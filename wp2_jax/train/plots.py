@@ -5,10 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 Curves = dict[str, tuple[list[int], list[float]]]
 
@@ -36,7 +33,7 @@ def stage(path: str | Path, title: str) -> bytes:
     return plot(curves, panels, title)
 
 
-def plot(curves: Curves, panels: Sequence[Sequence[str]], title: str, *, log: bool = False) -> bytes:
+def plot(curves: Curves, panels: Sequence[Sequence[str]], title: str) -> bytes:
     """Panels side by side, each with the named curves that exist; panels without any are left out.
 
     Raises:
@@ -46,19 +43,17 @@ def plot(curves: Curves, panels: Sequence[Sequence[str]], title: str, *, log: bo
     filled = [panel for panel in filled if panel]
     if not filled:
         raise ValueError(f"{title}: none of {[list(panel) for panel in panels]}; there are {sorted(curves)}")
-    figure, axes = plt.subplots(1, len(filled), figsize=(4.5 * len(filled), 3.2), squeeze=False)
+    figure = Figure(figsize=(4.5 * len(filled), 3.2))
+    axes = figure.subplots(1, len(filled), squeeze=False)
     for axis, panel in zip(axes[0], filled, strict=True):
         for name in panel:
             steps, values = curves[name]
             axis.plot(steps, values, marker="o" if len(steps) < 20 else "", markersize=3, label=name)
         axis.set_xlabel("step")
-        if log:
-            axis.set_yscale("log")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    plt.close(figure)
     return buffer.getvalue()

@@ -11,8 +11,7 @@ import optax
 from wp2_jax.array_types import Params, PRNGKey
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """All that training changes.
 
     `params` and `opt_state` have one entry a role, which is what one optimiser moves: an expert in the

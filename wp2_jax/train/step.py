@@ -87,7 +87,7 @@ def apply_gradients(
         opt_state[role] = _keep_unless(ok, new_opt, opt_state[role])
         if role in ema:
             ema[role] = _keep_unless(ok, optim.ema_update(ema[role], new_params, ema_decay), ema[role])
-    norms = {f"grad_norm/{role}": optax.global_norm(grad) for role, grad in grads.items()}
+    norms = {f"grad_norm/{role}": optax.tree.norm(grad) for role, grad in grads.items()}
     return state.replace(params=params, opt_state=opt_state, ema=ema), norms
 
 
