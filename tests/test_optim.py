@@ -70,10 +70,10 @@ def test_frozen_paths_stay_hold_no_state_and_do_not_count_in_the_clip():
 
 def test_schedules():
     rate = optim.learning_rate(OptimConfig(learning_rate=2.0, warmup=4))
-    np.testing.assert_allclose([float(rate(i)) for i in range(6)], [0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+    np.testing.assert_allclose([np.asarray(rate(i)).item() for i in range(6)], [0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
     rate = optim.learning_rate(OptimConfig(learning_rate=2.0, schedule="cosine", warmup=2, steps=10, final_scale=0.1))
     by_hand = [2 * (0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * i / 8))) for i in range(9)]
-    np.testing.assert_allclose([float(rate(i)) for i in range(11)], [1.0, 2.0, *by_hand], rtol=1e-5)
+    np.testing.assert_allclose([np.asarray(rate(i)).item() for i in range(11)], [1.0, 2.0, *by_hand], rtol=1e-5)
     with pytest.raises(ValueError, match=r"optim.steps: 0 .* optim.warmup 0"):
         optim.make(OptimConfig(schedule="cosine"))
     with pytest.raises(ValueError, match="'linear' is unknown"):

@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 class Experiment:
     """A resolved config and where it came from."""
 
-    config: ml_collections.ConfigDict
+    config: Any  # ml_collections.ConfigDict, whose fields no type checker knows
     file: str
     arg: str
     diff: dict[str, dict[str, Any]]  # what the overrides changed: {"optim.lr": {"from": 1e-4, "to": 1e-3}}

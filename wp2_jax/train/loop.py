@@ -55,7 +55,7 @@ class Loader(Protocol):
         """The position after the last batch yielded, the same on every process: bytes, or a dict for JSON."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, /) -> None:
         """Go on from what `get_state` gave."""
         ...
 
@@ -99,7 +99,7 @@ def run(
         if now >= config.steps:
             return Result(state, stopped=False)
         first = jax.process_index() == 0
-        writer = metrics.Writer(workdir, now) if first else None
+        writer = metrics.Writer(workdir, -1 if checkpoints.latest() is None else now) if first else None
         progress = metrics.Progress(name, now, config.steps)
         pending = _Pending(config.max_skipped_in_row, progress)
         made_by = provenance()
@@ -144,14 +144,16 @@ def run(
                     if not (last or stopping):
                         # The devices are at work on the update; meanwhile the next batch gets ready.
                         batch, host, position_after = next(batches)
-                    if last or stopping or _due(now, config.log_every, last):
+                    saving = last or stopping or _due(now, config.checkpoint_every, last)
+                    # Before a checkpoint too: none of a run that is to end with an error, and a resumed run
+                    # averages over the same steps as one that never stopped.
+                    if saving or _due(now, config.log_every, last):
                         log("train", pending.flush())
                     if _due(now, config.evaluate_every, last):
                         evaluate()
                     if _due(now, config.sample_every, last):
                         sample()
-                    if last or stopping or _due(now, config.checkpoint_every, last):
-                        log("train", pending.flush())  # no checkpoint of a run that is to end with an error
+                    if saving:
                         save()
                     if stopping:
                         progress.say(f"{name}: asked to stop; saved at step {now} of {config.steps}")

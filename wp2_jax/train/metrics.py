@@ -29,8 +29,8 @@ def mean(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 class Writer:
     """Appends {"step": n, "time": seconds since 1970, name: value, ...} to `metrics.jsonl` of the run.
 
-    Values that are not finite are written as null. Lines past `step`, from a run that went on after the
-    checkpoint that is now resumed, are cut off first.
+    Values that are not finite are written as null. Lines past `step` (-1: all), from a run that went on
+    after the checkpoint that is now resumed, are cut off first.
     """
 
     def __init__(self, workdir: Path, step: int):
