@@ -1,0 +1,92 @@
+"""Reconstruction of video windows: how an autoencoder is trained from scratch (our choice; the published one is given).
+
+    loss = L1 + gradient * G + regulariser * R
+
+G is the L1 distance of horizontal and vertical differences between neighbours, on the pictures and on their 2x and 4x
+means: plain L1 settles for blur and leaves a regular grid, both of which are large in the differences, and the means
+hold colours and shapes in place.
+
+R keeps latents near unit scale, because diffusion mixes them with unit noise and no mean and std are stored. With mean
+m and variance s of a channel over the batch, R is the mean over channels of (m^2 + s - 1 - log s) / 2, the divergence
+of N(m, s) from N(0, 1). Unlike a penalty on z^2 it does not pull single latents to zero.
+
+The decoder sees latents with a little noise: a sampler's latents are never exact, and near latents shall decode alike.
+"""
+
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from wp2_jax.array_types import Batch, Metrics, Params, PRNGKey, Scalar
+
+_SCALES = (1, 2, 4)
+
+
+def pooled(video: jax.Array, factor: int) -> jax.Array:
+    """Means over factor x factor squares of [B, F, H, W, C]; H and W multiples of the factor."""
+    b, f, h, w, c = video.shape
+    return video.reshape(b, f, h // factor, factor, w // factor, factor, c).mean(axis=(3, 5))
+
+
+def gradient_distance(video: jax.Array, target: jax.Array) -> Scalar:
+    """G: mean absolute difference of neighbour differences, averaged over both directions and the scales 1, 2, 4."""
+    error, terms = video - target, []
+    for factor in _SCALES:
+        level = pooled(error, factor)
+        terms += [jnp.abs(jnp.diff(level, axis=axis)).mean() for axis in (2, 3)]
+    return jnp.mean(jnp.stack(terms))
+
+
+def unit_divergence(latents: jax.Array) -> Scalar:
+    """R of latents [B, T, h, w, C]: 0 where every channel has mean 0 and variance 1, else positive."""
+    axes = (0, 1, 2, 3)
+    mean, variance = latents.mean(axis=axes), latents.var(axis=axes)
+    # A channel that is constant at the start (variance 0) gets a large finite gradient.
+    return 0.5 * jnp.mean(jnp.square(mean) + variance - 1.0 - jnp.log(variance + 1e-6))
+
+
+def loss(
+    params: Params,
+    batch: Batch,
+    frozen: dict[str, Any],
+    key: PRNGKey,
+    *,
+    model: nn.Module,
+    gradient: float = 1.0,
+    regulariser: float = 0.01,
+    latent_noise: float = 0.05,
+) -> tuple[Scalar, Metrics]:
+    """Reconstruction loss of batch["video"] [B, 4n + 1, H, W, 3], float32 in [-1, 1] or uint8.
+
+    params["autoencoder"] are the weights of `model` (`models/autoencoder.py`). All means run over pictures, so the
+    first one, which has a latent of its own, counts as much as any later one. `latent_noise` is the spread of what is
+    added to the latents. H and W are multiples of 8. Metrics: l1, gradient, regulariser (their unweighted values), psnr
+    (dB, of the clamped pictures), latent_mean (largest |mean| of a channel), latent_std (mean over channels).
+    """
+    del frozen
+    video = batch["video"]
+    if video.dtype == jnp.uint8:
+        video = video.astype(jnp.float32) / 127.5 - 1.0
+
+    def run(x: jax.Array, method: str) -> jax.Array:
+        return cast(jax.Array, model.apply({"params": params["autoencoder"]}, x, method=method))
+
+    latents = run(video, "encode")
+    noise = latent_noise * jax.random.normal(key, latents.shape, jnp.float32)
+    decoded = run(latents + noise, "decode_raw")
+
+    l1 = jnp.abs(decoded - video).mean()
+    edges = gradient_distance(decoded, video)
+    spread = unit_divergence(latents)
+    error = jnp.square((jnp.clip(decoded, -1.0, 1.0) - video) / 2.0).mean(axis=(2, 3, 4))
+    metrics = {
+        "l1": l1,
+        "gradient": edges,
+        "regulariser": spread,
+        "psnr": jnp.mean(-10.0 * jnp.log10(jnp.maximum(error, 1e-10))),
+        "latent_mean": jnp.abs(latents.mean(axis=(0, 1, 2, 3))).max(),
+        "latent_std": latents.std(axis=(0, 1, 2, 3)).mean(),
+    }
+    return l1 + gradient * edges + regulariser * spread, metrics
