@@ -21,13 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from wp2_jax.controls.geometry import PICTURES_PER_LATENT, picture_count
+from wp2_jax.controls.captions import ClipCaption, parse_clip_caption
+from wp2_jax.controls.errors import ControlError
+from wp2_jax.controls.geometry import picture_count
+from wp2_jax.controls.poses import rows_from_poses
 
 VERSION = "1.0.0"
 INTERVAL_SECONDS = 5.0
 KINDS = ("navigation", "loop_closure", "event", "footage")
 PERSPECTIVES = ("tps", "fps")  # index = value of the perspective entry of an action row
-NONE = "None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +49,11 @@ FIELDS: dict[str, Field] = {
     "seed": Field("int64", (), "seed the clip was made from, -1 where there is none"),
     "perspective": Field("str", (), "tps or fps, as in the first action row"),
     "caption": Field(
-        "str", (), "JSON: scene, character, UI, dynamic_interactions (see data_pipelines/captions.py)"
+        "str", (), "JSON: scene, character, UI, dynamic_interactions (wp2_jax.controls.captions.ClipCaption)"
     ),
     "picture_rate": Field("float32", (), "pictures a second"),
     "pictures": Field("uint8", ("F", "H", "W", 3), "RGB"),
-    "actions": Field(
-        "float32", ("T", 6), "pitch deg, yaw deg, forward, lateral, perspective, jump a latent frame"
-    ),
+    "actions": Field("float32", ("T", 6), "pitch deg, yaw deg, forward, lateral, perspective, jump a latent frame"),
     "camera_to_world": Field("float32", ("F", 4, 4), "pose of every picture, metres"),
     "intrinsics": Field("float32", (4,), "fx, fy, cx, cy in pixels of the stored pictures"),
     "depth": Field("uint16", ("T", "H", "W"), "millimetres at picture 4t, 0 where unknown"),
@@ -87,9 +87,7 @@ def features(height: int, width: int):
 def check_version(version: str) -> None:
     """Raise ValueError unless this code can read records of `version`."""
     if version.split(".")[0] != VERSION.split(".")[0]:
-        raise ValueError(
-            f"record schema version {version} cannot be read by {VERSION}: record the data again"
-        )
+        raise ValueError(f"record schema version {version} cannot be read by {VERSION}: record the data again")
 
 
 def faults(record: Mapping[str, Any]) -> list[str]:
@@ -102,13 +100,7 @@ def faults(record: Mapping[str, Any]) -> list[str]:
     if reasons:
         return reasons
     reasons += _action_faults(np.asarray(record["actions"]), str(record["perspective"]))
-    reasons += _pose_faults(np.asarray(record["camera_to_world"]), np.asarray(record["intrinsics"]))
-    if not reasons:
-        reasons += _rotation_faults(np.asarray(record["actions"]), np.asarray(record["camera_to_world"]))
-    reasons += caption_faults(
-        record["caption"], record["perspective"], len(record["pictures"]), record["picture_rate"]
-    )
-    return reasons
+    return [*reasons, *([] if reasons else _pose_faults(record)), *_caption_faults(record)]
 
 
 def validate(record: Mapping[str, Any]) -> None:
@@ -140,9 +132,7 @@ def _shape_faults(record: Mapping[str, Any]) -> list[str]:
     if reasons:
         return reasons
     if sizes["T"] < 1 or sizes["F"] != picture_count(sizes["T"]):
-        reasons.append(
-            f"pictures: {sizes['F']} pictures and {sizes['T']} action rows; 4(T-1)+1 pictures expected"
-        )
+        reasons.append(f"pictures: {sizes['F']} pictures and {sizes['T']} action rows; 4(T-1)+1 pictures expected")
     if record["kind"] not in KINDS:
         reasons.append(f"kind: {record['kind']!r} is none of {KINDS}")
     if record["perspective"] not in PERSPECTIVES:
@@ -166,9 +156,7 @@ def _action_faults(actions: np.ndarray, perspective: str) -> list[str]:
         wrong = ~np.isin(actions[:, column], values)
         if wrong.any():
             row = int(np.argmax(wrong))
-            reasons.append(
-                f"actions: {name} of row {row} is {actions[row, column]}, one of {values} expected"
-            )
+            reasons.append(f"actions: {name} of row {row} is {actions[row, column]}, one of {values} expected")
     if actions[0, [0, 1, 2, 3, 5]].any():
         reasons.append("actions: the first row is not at rest")
     if perspective in PERSPECTIVES and actions[0, 4] != PERSPECTIVES.index(perspective):
@@ -176,74 +164,37 @@ def _action_faults(actions: np.ndarray, perspective: str) -> list[str]:
     return reasons
 
 
-def _pose_faults(poses: np.ndarray, intrinsics: np.ndarray) -> list[str]:
-    if not np.isfinite(poses).all():
-        bad = np.isfinite(poses).all((1, 2))
-        return [f"camera_to_world: picture {int(np.argmin(bad))} holds NaN or infinity"]
+def _pose_faults(record: Mapping[str, Any], tolerance: float = 0.1) -> list[str]:
+    actions, focal = np.asarray(record["actions"]), np.asarray(record["intrinsics"])[:2]
     reasons = []
-    rotation = poses[:, :3, :3].astype(np.float64)
-    error = np.abs(rotation @ rotation.transpose(0, 2, 1) - np.eye(3)).max((1, 2))
-    if error.max() > 1e-3:
-        picture = int(error.argmax())
-        scale = float(np.cbrt(abs(np.linalg.det(rotation[picture]))))
-        reasons.append(f"camera_to_world: picture {picture} is no rotation (scale {scale:.3g})")
-    elif (np.linalg.det(rotation) < 0).any():
-        reasons.append(f"camera_to_world: picture {int(np.linalg.det(rotation).argmin())} is mirrored")
-    if np.abs(poses[:, 3] - (0, 0, 0, 1)).max() > 1e-6:
-        reasons.append("camera_to_world: the last row is not 0 0 0 1")
-    if not (np.isfinite(intrinsics).all() and (intrinsics[:2] > 0).all()):
-        reasons.append(f"intrinsics: {intrinsics} holds no positive focal lengths")
+    if not (np.isfinite(record["intrinsics"]).all() and (focal > 0).all()):
+        reasons.append(f"intrinsics: {record['intrinsics']} holds no positive focal lengths")
+    try:
+        turned = rows_from_poses(record["camera_to_world"], record["perspective"], np.inf, np.asarray((0, 0, 1)))
+    except ControlError as error:
+        return [*reasons, f"camera_to_world: {error}"]
+    off = np.abs(turned[:, :2] - actions[:, :2]).max(1)
+    if off.max() > tolerance:
+        row = int(off.argmax())
+        reasons.append(
+            f"actions: row {row} says pitch, yaw {actions[row, :2].tolist()}, its poses turned by "
+            f"{np.round(turned[row, :2], 3).tolist()} degrees"
+        )
     return reasons
 
 
-def pitch_yaw(poses: np.ndarray) -> np.ndarray:
-    """Pitch (up positive) and yaw (right positive) in degrees of camera poses [F, 4, 4] -> [F, 2] float64."""
-    forward = np.asarray(poses, np.float64)[:, :3, 2]
-    pitch = np.degrees(np.arcsin(np.clip(forward[:, 2], -1, 1)))
-    yaw = np.degrees(np.arctan2(-forward[:, 1], forward[:, 0]))
-    return np.stack([pitch, yaw], 1)
-
-
-def _rotation_faults(actions: np.ndarray, poses: np.ndarray, tolerance: float = 0.1) -> list[str]:
-    angles = pitch_yaw(poses[::PICTURES_PER_LATENT])
-    turned = (np.diff(angles, axis=0) + 180) % 360 - 180
-    error = np.abs(turned - actions[1:, :2])
-    if error.size and error.max() > tolerance:
-        row = int(error.max(1).argmax()) + 1
-        return [
-            f"actions: row {row} says pitch, yaw {actions[row, :2].tolist()}, the poses turned "
-            f"{np.round(turned[row - 1], 3).tolist()} degrees"
-        ]
+def _caption_faults(record: Mapping[str, Any]) -> list[str]:
+    try:
+        caption = read_caption(record)
+    except (ControlError, json.JSONDecodeError) as error:
+        return [f"caption: {error}"]
+    ends = [interval.end_time for interval in caption.dynamic_interactions]
+    seconds = (len(record["pictures"]) - 1) / float(record["picture_rate"])
+    if ends and max(ends) < seconds:
+        return [f"caption: the intervals end at {max(ends)} s, before the clip ({seconds} s)"]
     return []
 
 
-def caption_faults(caption: str, perspective: str, pictures: int, picture_rate: float) -> list[str]:
-    """Reasons why the caption JSON breaks its form (spec section 8); empty for a good one."""
-    try:
-        value = json.loads(caption)
-    except json.JSONDecodeError as error:
-        return [f"caption: no JSON ({error})"]
-    keys = {"scene", "character", "UI", "dynamic_interactions"}
-    if not isinstance(value, dict) or set(value) != keys:
-        return [f"caption: the keys {sorted(keys)} are expected"]
-    reasons = [f"caption: {name} is empty" for name in ("scene", "character", "UI") if not value[name]]
-    if perspective == "tps" and value["character"] == NONE:
-        reasons.append("caption: third person without a character")
-    if perspective == "fps" and value["character"] != NONE:
-        reasons.append("caption: first person with a character")
-    intervals = value["dynamic_interactions"]
-    if not isinstance(intervals, list):
-        return [*reasons, "caption: dynamic_interactions is no list"]
-    clock = 0.0
-    for index, interval in enumerate(intervals):
-        if not isinstance(interval, dict) or set(interval) != {"start_time", "end_time", "event"}:
-            reasons.append(f"caption: interval {index} needs start_time, end_time and event")
-            continue
-        if interval["start_time"] != clock or not interval["end_time"] > clock:
-            reasons.append(
-                f"caption: interval {index} is {interval['start_time']}-{interval['end_time']}, after {clock}"
-            )
-        clock = interval["end_time"]
-    if not reasons and clock < (pictures - 1) / float(picture_rate):
-        reasons.append(f"caption: the intervals end at {clock} s, before the clip")
-    return reasons
+def read_caption(record: Mapping[str, Any]) -> ClipCaption:
+    """The caption of a record; CaptionError if a field is missing or wrong (in third person: no character)."""
+    return parse_clip_caption(json.loads(record["caption"]), record["perspective"])
