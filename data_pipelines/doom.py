@@ -170,6 +170,10 @@ class Engine:
         return self
 
     def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the game."""
         self._game.close()
 
     def start(self, world: int, pose: Pose, third_person: bool, orders: Sequence[str] = ()) -> None:

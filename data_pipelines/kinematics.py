@@ -27,7 +27,7 @@ class MotionConfig:
 
     yaw_degrees: float = 11.25
     pitch_degrees: float = 2.8125
-    step: float = 12.0
+    step: float = 8.0
     jump_height: int = 32
     max_pitch_degrees: float = 22.5
 

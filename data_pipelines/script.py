@@ -116,12 +116,12 @@ class Path:
         """Random commands for `rows` latent frames, each at least a second long and performed in full."""
         left, shortest = rows, self.config.commands.duration_range[0]
         while left:
-            for attempt in range(_TRIES):
+            for _ in range(_TRIES):
                 command = random_commands(self._rng, left, self.config.commands, jumps)[0]
                 if command.jump and command.duration < JUMP_ROWS:
                     command = dataclasses.replace(command, jump=False)
-                # Full length first; later a command may be cut short by a wall.
-                enough = command.duration if attempt < _TRIES // 3 else min(left, shortest)
+                # A wall may cut a command short, to a second at least.
+                enough = min(left, shortest)
                 before = (self.walker, len(self.rows), len(self.poses))
                 done = self.do(command, world)
                 if done >= enough - (command.jump and enough % JUMP_ROWS) and done:

@@ -1,0 +1,112 @@
+"""Records as a TFDS dataset in ArrayRecord, and back.
+
+A dataset is written under a temporary name and renamed when it is whole, so a folder that looks whole is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from data_pipelines import schema
+
+Splits = Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]]
+_SETTINGS = "settings.json"
+
+
+def write(
+    directory: Path,
+    name: str,
+    splits: Splits,
+    height: int,
+    width: int,
+    settings: Mapping[str, Any],
+    about: str,
+) -> Path:
+    """Write `splits` (name -> function that iterates over records, in order) as dataset `name` below `directory`.
+
+    Every record is validated; RecordError stops the writing and leaves no dataset. `settings` are kept with the
+    dataset. Returns the dataset's folder, directory/name/VERSION.
+    """
+
+    class Records(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version(schema.VERSION)
+        # Nothing is downloaded; looking for a checksum file would need a package that TFDS does not require.
+        url_infos: ClassVar[dict] = {}
+
+        def _info(self) -> tfds.core.DatasetInfo:
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description=about,
+                features=schema.features(height, width),
+                disable_shuffling=True,
+                metadata=tfds.core.MetadataDict(settings=json.dumps(settings, sort_keys=True)),
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples(records) for split, records in splits.items()}
+
+        def _generate_examples(self, records):
+            for index, record in enumerate(records()):
+                schema.validate(record)
+                yield index, dict(record)
+
+    Records.name = name
+    tfds.disable_progress_bar()
+    builder = Records(data_dir=str(directory), file_format="array_record")
+    # TFDS prints about a download that does not happen and keeps a folder for it.
+    with tempfile.TemporaryDirectory() as nothing, contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare(download_dir=nothing)
+    return Path(builder.data_dir)
+
+
+def locate(directory: str | Path) -> Path:
+    """The dataset at or below `directory` (the folder with dataset_info.json).
+
+    Errors: ValueError when there is none, or more than one.
+    """
+    directory = Path(directory)
+    if (directory / "dataset_info.json").is_file():
+        return directory
+    found = sorted(path.parent for path in directory.glob("*/*/dataset_info.json") if "incomplete" not in str(path))
+    found = found or sorted(path.parent for path in directory.glob("*/dataset_info.json"))
+    if len(found) != 1:
+        what = "no dataset" if not found else f"{len(found)} datasets ({', '.join(map(str, found))})"
+        raise ValueError(f"{directory}: {what} here; give the folder of one, or record one with `wp2 data record`")
+    return found[0]
+
+
+class Records:
+    """One split of a recorded dataset, random access: `len`, `[i]` gives a record (text fields as str)."""
+
+    def __init__(self, directory: str | Path, split: str = "train"):
+        self.directory = locate(directory)
+        builder = tfds.builder_from_directory(str(self.directory))
+        schema.check_version(str(builder.version))
+        splits = builder.info.splits or {}
+        if split not in splits:
+            raise ValueError(f"{self.directory}: no split {split!r}; there are {sorted(splits)}")
+        metadata = builder.info.metadata or {}
+        self.settings: dict[str, Any] = json.loads(metadata["settings"]) if "settings" in metadata else {}
+        self.split = split
+        self.num_bytes = sum(info.num_bytes for info in splits.values())
+        self.splits = {name: info.num_examples for name, info in splits.items()}
+        self._source = builder.as_data_source(split)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self._source[int(index)]
+        return {
+            name: example[name].decode() if field.dtype == "str" else np.asarray(example[name])
+            for name, field in schema.FIELDS.items()
+        }
