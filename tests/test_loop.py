@@ -108,7 +108,7 @@ def test_a_program_of_one_loss_learns_and_starts_from_given_weights(tmp_path):
         optimisers={"all": optim.make(OptimConfig(learning_rate=0.05))},
         mesh=mesh,
         frozen={"w": jnp.asarray(teacher)},
-        load_given=lambda: {"all": {"w": jnp.full((16, 4), 0.5)}},
+        load_given=lambda: {"all": {"w": jax.device_put(jnp.full((16, 4), 0.5), jax.devices()[0])}},
         ema_decay=0.5,
         accumulate=2,
     )

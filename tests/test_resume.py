@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,7 +103,6 @@ def test_on_another_mesh_the_same_batches_and_losses(straight, tmp_path):
     loader = Numbers()
     resumed = run(tmp_path, program=TwoLosses(MeshConfig(data=1, fsdp=2, seq=2, tensor=2)), loader=loader, log_every=1)
     alone = tmp_path / "alone"
-    alone.mkdir()
     run(alone, log_every=1)
     one, other = ([row for row in lines(w) if "train/student_loss" in row] for w in (alone, tmp_path))
     assert loader.index == STEPS
@@ -113,12 +113,19 @@ def test_on_another_mesh_the_same_batches_and_losses(straight, tmp_path):
     assert_equal(resumed.state.key, straight[0].key)
 
 
-def start(workdir, seconds):
-    command = [sys.executable, str(Path(toy_program.__file__)), str(workdir), str(STEPS), str(seconds)]
+def start(workdir, seconds, *processes, devices=8):
+    command = [sys.executable, toy_program.__file__, str(workdir), str(STEPS), str(seconds), *map(str, processes)]
     root = str(Path(__file__).parents[1])
     # Strict promotion as in the tests, so that both compile the same program.
     env = {**os.environ, "PYTHONPATH": root, "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
+    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def has_checkpoint(workdir, step):
+    """Whether the checkpoint is there or being written."""
+    folder = workdir / "checkpoints"
+    return folder.is_dir() and any(p.name.startswith(str(step)) for p in folder.iterdir())
 
 
 def wait_for(condition, process):
@@ -132,15 +139,38 @@ def wait_for(condition, process):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_that_is_killed_resumes_bit_equal(straight, tmp_path, number):
     process = start(tmp_path, seconds=0.3)
-    # Begun, and for the hard kill a checkpoint is being written or has just been.
-    checkpoints = tmp_path / "checkpoints"
-    wait_for(lambda: checkpoints.is_dir() and any(p.name.startswith("3") for p in checkpoints.iterdir()), process)
+    wait_for(lambda: has_checkpoint(tmp_path, 3), process)
     process.send_signal(number)
     _, text = process.communicate(timeout=120)
     if number == signal.SIGTERM:
         assert process.returncode == 0, text
         assert "asked to stop; saved at step" in text
-        assert 3 <= orbax_io.steps(checkpoints)[-1] < STEPS
+        assert 3 <= orbax_io.steps(tmp_path / "checkpoints")[-1] < STEPS
     else:
         assert process.returncode == -signal.SIGKILL
     assert_equal(run(tmp_path).state, straight[0])
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_one_goes_on(straight, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [start(tmp_path, 0.5, process, 2, port, devices=4) for process in range(2)]
+    wait_for(lambda: has_checkpoint(tmp_path, 3), both[0])
+    both[1].send_signal(signal.SIGTERM)  # one is told, both save the same step
+    for process in both:
+        _, text = process.communicate(timeout=120)
+        assert process.returncode == 0 and "asked to stop; saved at step" in text, text
+    begun = orbax_io.load_metadata(tmp_path / "checkpoints")["step"]
+    assert 3 <= begun < STEPS
+    loader = Numbers()
+    run(tmp_path, loader=loader, log_every=1)
+    assert loader.index == STEPS
+    alone = tmp_path / "alone"
+    run(alone, log_every=1)
+    one, other = ([row for row in lines(w) if "train/critic_loss" in row] for w in (alone, tmp_path))
+    assert [row["step"] for row in other] == [row["step"] for row in one] == list(range(1, STEPS + 1))
+    assert other[begun]["train/critic_loss"] == pytest.approx(one[begun]["train/critic_loss"], rel=1e-5)
+    for name in ("train/critic_loss", "train/student_loss"):
+        np.testing.assert_allclose([r[name] for r in other], [r[name] for r in one], rtol=1e-3)

@@ -1,6 +1,6 @@
 """A program with two losses, two optimisers, an average, random numbers and a loader; also run as a script.
 
-python toy_program.py WORKDIR STEPS [SECONDS_A_STEP]
+python toy_program.py WORKDIR STEPS SECONDS_A_STEP [PROCESS PROCESSES PORT]
 """
 
 import sys
@@ -23,6 +23,8 @@ class Numbers:
 
     def __init__(self, before=None, nan_at=(), seconds=0.0):
         self.index, self.before, self.nan_at, self.seconds = 0, before or {}, nan_at, seconds
+        rows = 8 // jax.process_count()  # every process yields its own rows
+        self.rows = slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
 
     def __next__(self):
         time.sleep(self.seconds)
@@ -33,7 +35,7 @@ class Numbers:
             x[2, 3] = np.nan
         names = [f"clip{self.index}-{row}" for row in range(8)]
         self.index += 1
-        return {"x": x, "key": names}
+        return {"x": x[self.rows], "key": names[self.rows]}
 
     def get_state(self):
         return str(self.index).encode()
@@ -111,4 +113,9 @@ HELD_OUT = [{"x": np.random.default_rng(100 + i).normal(size=(8, 16)).astype(np.
 
 if __name__ == "__main__":
     workdir, steps, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    loop.run(TwoLosses(), Numbers(seconds=seconds), workdir, config(steps), held_out=HELD_OUT)
+    if len(sys.argv) > 4:
+        process, processes, port = map(int, sys.argv[4:])
+        jax.distributed.initialize(f"localhost:{port}", processes, process)
+    loader = Numbers(seconds=seconds)
+    held_out = [{"x": batch["x"][loader.rows]} for batch in HELD_OUT]
+    loop.run(TwoLosses(), loader, workdir, config(steps, log_every=1), held_out=held_out)

@@ -131,6 +131,7 @@ def jit_init(
 ) -> TrainState:
     """`init(key, given)` straight into shards: no device ever holds a whole tree."""
     shapes = jax.eval_shape(init, key, given)
+    given = sharding.place(given, rules, mesh)
     with jax.set_mesh(mesh):
         return jax.jit(init, out_shardings=sharding.shardings(shapes, rules, mesh))(key, given)
 
