@@ -202,7 +202,7 @@ def _view_of_thing(
     for _ in range(64):
         thing = world.things[int(rng.integers(len(world.things)))]
         heading = int(rng.integers(128)) * _STEP_HEADING
-        distance = float(rng.integers(170, 260))
+        distance = float(rng.integers(130, 220))
         angle = heading * 2 * math.pi / CIRCLE
         x, y = round(thing.x - distance * math.cos(angle)), round(thing.y - distance * math.sin(angle))
         x0, y0, x1, y1 = world.rooms[thing.room]
