@@ -231,7 +231,7 @@ class Engine:
         crop, size = self.config.crop, (self.config.width, self.config.height)
         picture = Image.fromarray(state.screen_buffer).resize(size, Image.Resampling.BOX, box=crop)
         camera = camera_pose(self._worlds[self._world], pose, self._third_person, self._door_open)
-        return Shot(np.asarray(picture), self._depth(state.depth_buffer) if depth else None, camera)
+        return Shot(np.asarray(picture), self._depth(np.asarray(state.depth_buffer)) if depth else None, camera)
 
     def _depth(self, buffer: np.ndarray) -> np.ndarray:
         left, top, right, bottom = self.config.crop

@@ -32,7 +32,7 @@ class Faults:
         if len(self.reasons) > self.budget:
             listed = "\n".join(f"  {name}: {why}" for name, why in self.reasons.items())
             raise FaultBudgetError(
-                f"{len(self.reasons)} bad records, the fault budget is {self.budget}; repair them or raise it:\n{listed}"
+                f"{len(self.reasons)} bad records, the fault budget is {self.budget}: repair them or raise it\n{listed}"
             )
 
     def restore(self, reasons: Mapping[str, str]) -> None:

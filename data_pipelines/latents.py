@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from data_pipelines import schema
@@ -143,8 +143,10 @@ def build(
     partial.mkdir(parents=True)
     faults, moments, count = Faults(fault_budget), _Moments(), 0
     writer = array_record_module.ArrayRecordWriter(str(partial / _CLIPS), "group_size:1")
-    for names, group in _groups(records, batch, faults):
-        arrays = encoder.encode(np.stack([record["pictures"] for record in group]))
+    for read, group in _groups(records, batch, faults):
+        pictures = [record["pictures"] for record in group]
+        # A short last group is filled up: another batch size would compile again.
+        arrays = encoder.encode(np.stack(pictures + pictures[-1:] * (batch - len(group))))
         for row, record in enumerate(group):
             clip = {name: value[row] for name, value in arrays.items()}
             bad = [name for name, value in clip.items() if not np.isfinite(value).all()]
@@ -155,7 +157,7 @@ def build(
             text = {name: record[name] for name in ("id", "caption", "perspective", "kind")}
             writer.write(_pack({**clip, "actions": record["actions"], **text}))
             count += 1
-        progress(names, len(records))
+        progress(read, len(records))
     writer.close()
     if not count:
         raise CacheError(f"{records.directory}, split {records.split}: no clip could be encoded")

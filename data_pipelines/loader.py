@@ -140,13 +140,8 @@ def check_finite(sample: dict[str, Any]) -> None:
 
 def stack(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Samples -> a batch: arrays get a leading axis, everything else becomes a list."""
-    first = samples[0]
-    return {
-        name: np.stack([s[name] for s in samples])
-        if isinstance(first[name], np.ndarray)
-        else [s[name] for s in samples]
-        for name in first
-    }
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    return {name: np.stack(values) if isinstance(values[0], np.ndarray) else values for name, values in columns.items()}
 
 
 class HeldOut:

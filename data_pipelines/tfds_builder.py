@@ -107,6 +107,6 @@ class Records:
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self._source[int(index)]
         return {
-            name: example[name].decode() if field.dtype == "str" else np.asarray(example[name])
+            name: example[name].decode() if field.dtype == "str" else np.asarray(example[name], field.dtype)
             for name, field in schema.FIELDS.items()
         }
