@@ -15,6 +15,9 @@ from wp2_jax.sharding import MeshConfig
 from wp2_jax.train import optim, state, step
 from wp2_jax.train.optim import OptimConfig
 
+# TensorStore drops the other reads of a damaged checkpoint without asking for their results.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 OPTIMISERS = {
     "high": optim.make(OptimConfig(frozen=("old",))),
     "low": optim.make(OptimConfig(b1=0.0, schedule="cosine", steps=9)),

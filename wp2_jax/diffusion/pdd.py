@@ -35,7 +35,8 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PddSchedule:
-    """sigmas float64 [n + 1] falling from 1 to 0; timesteps float64 [n + 1] = 1000 sigma, not rounded; blocks
+    """sigmas float64 [n + 1] falling from 1 to 0; timesteps float32 [n + 1] = 1000 sigma,
+    the float32 product of float32 numbers that the published model is told (one unit off 1000 sigma at places); blocks
     in order. Build it with `schedule`."""
 
     sigmas: np.ndarray
@@ -107,7 +108,8 @@ def schedule(
         table += [Block(name, b, offset + b * size, offset + (b + 1) * size, offset) for b in range(parts)]
         offset += count
     grid = np.concatenate(sigmas)
-    return PddSchedule(grid, flow.TIMESTEPS * grid, tuple(table))
+    timesteps = np.float32(flow.TIMESTEPS) * grid.astype(np.float32)
+    return PddSchedule(grid, timesteps, tuple(table))
 
 
 def block_x0(x: jax.Array, displacement: jax.Array, velocity: jax.Array, sigma_last) -> jax.Array:

@@ -93,4 +93,4 @@ def build(kind: Literal["wan", "tiny"], **config) -> nn.Module:
 
 def init_params(model: nn.Module, key: jax.Array) -> dict:
     """Freshly drawn float32 weights of either autoencoder."""
-    return model.init(key, jnp.zeros((1, 1, 8, 8, 3)))["params"]
+    return dict(model.init(key, jnp.zeros((1, 1, PIXELS_PER_LATENT, PIXELS_PER_LATENT, 3)))["params"])

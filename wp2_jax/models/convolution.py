@@ -54,12 +54,13 @@ def upsample(x: jax.Array) -> jax.Array:
     return x.reshape(*lead, 2 * h, 2 * w, c)
 
 
-def _weights(module: nn.Module, shape: tuple[int, ...], use_bias: bool = True) -> tuple[jax.Array, jax.Array | None]:
-    """Declares `kernel` [*shape] and `bias`; float32 to compute with, whatever dtype they are kept in."""
-    kernel = module.param("kernel", _KERNEL_INIT, shape, jnp.float32).astype(jnp.float32)
-    if not use_bias:
-        return kernel, None
-    return kernel, module.param("bias", nn.initializers.zeros, shape[-1:], jnp.float32).astype(jnp.float32)
+def _kernel(module: nn.Module, *shape: int) -> jax.Array:
+    """Declares `kernel`; float32 to compute with, whatever dtype it is kept in."""
+    return module.param("kernel", _KERNEL_INIT, shape, jnp.float32).astype(jnp.float32)
+
+
+def _bias(module: nn.Module, features: int) -> jax.Array:
+    return module.param("bias", nn.initializers.zeros, (features,), jnp.float32).astype(jnp.float32)
 
 
 class TimeWeights(nn.Module):
@@ -71,9 +72,7 @@ class TimeWeights(nn.Module):
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:
         """-> kernel [3, 1, 1, width, features], bias [features]."""
-        kernel, bias = _weights(self, (3, 1, 1, width, self.features))
-        assert bias is not None
-        return kernel, bias
+        return _kernel(self, 3, 1, 1, width, self.features), _bias(self, self.features)
 
 
 class Conv2d(nn.Module):
@@ -87,10 +86,10 @@ class Conv2d(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel, bias = _weights(self, (self.size, self.size, x.shape[-1], self.features), self.use_bias)
+        kernel = _kernel(self, self.size, self.size, x.shape[-1], self.features)
         half = self.size // 2
         y = conv2d(x, kernel, self.stride, self.padding or ((half, half), (half, half)))
-        return y if bias is None else y + bias
+        return y + _bias(self, self.features) if self.use_bias else y
 
 
 class CausalConv3d(nn.Module):
@@ -101,5 +100,5 @@ class CausalConv3d(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, history: jax.Array) -> tuple[jax.Array, jax.Array]:
         """history [B, 2, H, W, C]: the last two frames before x, zeros at the start -> (y, the next history)."""
-        kernel, bias = _weights(self, (3, 3, 3, x.shape[-1], self.features))
-        return causal_conv(x, kernel, history) + bias, last_frames(history, x)
+        kernel = _kernel(self, 3, 3, 3, x.shape[-1], self.features)
+        return causal_conv(x, kernel, history) + _bias(self, self.features), last_frames(history, x)

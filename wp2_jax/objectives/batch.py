@@ -1,7 +1,8 @@
 """What the objectives make of a loader's batch: clips, captions, history lengths, the experts' shares.
 
 A batch holds latents [B, T, h, w, 16], y [B, T, h, w, 20], lr_latents and lr_y (half the frames, a quarter of the
-sides), actions [B, T, 6] float32 and caption_ids [B, T/chunk, S] int32. A clip starts its world: frame 0 is the start picture.
+sides), actions [B, T, 6] float32 and caption_ids [B, T/chunk, S] int32. A clip starts its world: frame 0 is the start
+picture.
 """
 
 from collections.abc import Callable, Sequence

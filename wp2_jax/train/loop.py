@@ -124,9 +124,8 @@ def run(
                     Image.fromarray(pixels).save(path)
 
         def save() -> None:
-            if checkpoints.latest() != now:
-                metadata = {**record, "step": now, "loader": position, "provenance": made_by}
-                checkpoints.save(now, state, metadata)
+            metadata = {**record, "step": now, "loader": position, "provenance": made_by}
+            checkpoints.save(now, state, metadata)
 
         try:
             with _Stop() as stop:
@@ -158,7 +157,7 @@ def run(
                     if stopping:
                         progress.say(f"{name}: asked to stop; saved at step {now} of {config.steps}")
                         break
-            checkpoints.wait()
+                checkpoints.wait()
         finally:
             progress.close()
             if writer is not None:
@@ -186,7 +185,8 @@ def _start(
     shapes = jax.eval_shape(lambda key: program.init(key, {}), key)
     state, metadata = checkpoints.restore(sharding.abstract(shapes, program.rules, program.mesh))
     loader.set_state(metadata["loader"])
-    for name, change in diff(record.get("config", {}), metadata.get("config", {})).items():
+    changes = diff(record.get("config", {}), metadata.get("config", {})) if jax.process_index() == 0 else {}
+    for name, change in changes.items():
         print(f"the config differs from the checkpoint's: {name} was {change['from']}, is {change['to']}")
     return state
 
