@@ -2,6 +2,9 @@
 
 A picture costs two tics: the first teleports the walker and turns the view, the second lifts it for a jump and
 draws (the view height is wrong on the tic of a teleport). Turns are sent as differences in 1/65536 of a circle.
+
+The engine draws pitch by shearing: a pixel's ray is that of a level camera with its centre moved by fy tan(pitch), and
+depth is along the level forward axis. The recorded rotation holds the pitch that was commanded.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ UNITS_PER_METRE = 32.0
 _SETTLE_TICS = 14
 # Angles are read back with a rounding of 1e-8 degrees; one step of the engine's is 5e-3.
 _EXACT = 1e-3
-# Depth buffer value -> map units, fitted on walls at known distances (error below one step of 7.2 units).
-_DEPTH_STEP, _DEPTH_OFFSET, _DEPTH_FAR = 7.2, 6.0, 127
+# Depth buffer value -> map units, fitted on walls at known distances (error below one step); 127 is all beyond.
+_DEPTH_STEP, _DEPTH_OFFSET, _DEPTH_FAR = 7.14, 10.0, 127
 # A pixel of the engine's 4:3 picture is seen under 1.2 times the vertical focal length.
 _ASPECT = 1.2
 EYE_HEIGHT = 41

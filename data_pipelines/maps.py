@@ -78,8 +78,9 @@ class Map:
 
     def free(self, x: float, y: float, door_open: bool = False, ignore: int = 0) -> bool:
         """Whether the walker can stand at (x, y); `ignore` is the slot of a thing that is not in the way."""
-        for dx in (-MARGIN, MARGIN):
-            for dy in (-MARGIN, MARGIN):
+        # The middles too: a door is thinner than two margins.
+        for dx in (-MARGIN, 0, MARGIN):
+            for dy in (-MARGIN, 0, MARGIN):
                 region = self.region_at(x + dx, y + dy)
                 if region == SOLID or (region == self.door.region and not door_open):
                     return False

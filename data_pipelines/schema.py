@@ -5,8 +5,8 @@ pictures: latent frame 0 covers picture 0, latent frame t covers pictures 4t-3 .
 the camera by pose(picture 4t) relative to pose(picture 4(t-1)).
 
 Camera axes are right, down, forward (the columns of the rotation in `camera_to_world`); world axes are right
-handed with z up, in metres; `depth` is along the forward axis in millimetres. Third-person poses are those of
-the camera, not of the character.
+handed with z up, in metres; `depth` is along the forward axis in millimetres (of ViZDoom: the level one, see doom.py).
+Third-person poses are those of the camera, not of the character.
 
 `VERSION` changes in its last number when a field is documented better, in the middle one when a field is
 added, in the first when a field changes its meaning; a reader accepts its own first number only.
