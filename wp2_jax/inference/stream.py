@@ -40,7 +40,7 @@ class ExpertState(flax.struct.PyTreeNode):
 class StreamState(flax.struct.PyTreeNode):
     """A world between two chunks.
 
-    `index` int32: the chunk to generate next. `y`, `lr_y` for the whole length; past their end the last chunk's are used.
+    `index` int32: the chunk to generate next. `y`, `lr_y` of the whole length; past their end the last chunk's serve.
     """
 
     index: jnp.ndarray

@@ -1,0 +1,104 @@
+"""The tiny world: every stage at a size that two CPU cores train.
+
+    wp2 curriculum --config experiments/tiny.py --workdir runs/tiny
+    wp2 train --config experiments/tiny.py:memory_2 --workdir runs/tiny
+    wp2 curriculum --config experiments/tiny.py:quick --workdir runs/quick     (minutes; shows that all works)
+
+The argument is STAGE, "quick", or "quick-STAGE". Sizes are numbers only: the code is that of the full size.
+"""
+
+from ml_collections import ConfigDict
+
+STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forcing", "pdd", "stable_forcing")
+
+# Steps of each stage: (full tiny recipe, quick).
+STEPS = {
+    "autoencoder": (6000, 700),
+    "base": (3000, 250),
+    "action": (4000, 300),
+    "memory_1": (1500, 100),
+    "memory_2": (4000, 200),
+    "teacher_forcing": (4000, 250),
+    "pdd": (2000, 120),
+    "stable_forcing": (400, 10),
+}
+RATES = {
+    "autoencoder": 1e-3,
+    "base": 1e-3,
+    "action": 1e-3,
+    "memory_1": 5e-4,
+    "memory_2": 5e-4,
+    "teacher_forcing": 5e-4,
+    "pdd": 3e-4,
+    "stable_forcing": 2e-5,
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The config of a stage; without a stage, that of the first (the curriculum asks for each in turn)."""
+    quick = arg == "quick" or arg.startswith("quick-")
+    stage = (arg.removeprefix("quick").removeprefix("-") if quick else arg) or STAGES[0]
+    if stage not in STAGES:
+        raise ValueError(f"experiments/tiny.py has no stage {stage!r}; stages: {', '.join(STAGES)}, quick, quick-STAGE")
+
+    c = ConfigDict()
+    c.stage = stage
+    c.stages = STAGES
+    c.seed = 0
+
+    c.world = ConfigDict(
+        dict(height=64, width=64, chunk=4, sink=1, temporal=1, boundary=0.9, solver="unipc", steps=40, shift=5.0)
+    )
+    c.world.update(dict(guidance=(1.5, 1.5), intervals=(56, 72), blocks=(2, 2), pdd_shift=7.0, text_len=48))
+    c.world.negative_prompt = "nothing"
+    memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), attention_heads=4)
+    c.model = ConfigDict(
+        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=48, memory=memory)
+    )
+    c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=32, decoder_widths=(64, 48, 32, 32)))
+    c.text = ConfigDict(
+        dict(vocab_size=640, dim=64, attention_dim=64, ffn_dim=128, num_heads=4, num_layers=2, num_buckets=32)
+    )
+
+    # Recorded by `wp2 curriculum` where the folder does not hold it yet.
+    c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
+
+    c.optim = ConfigDict(dict(learning_rate=RATES[stage], schedule="cosine", warmup=50, steps=0, weight_decay=0.01))
+    c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0))
+    c.train = ConfigDict(dict(steps=STEPS[stage][quick], batch=16, ema_decay=0.99, log_every=20, evaluate_every=250))
+    c.train.update(dict(sample_every=1000, checkpoint_every=500, evaluate_batches=4, keep=1, accumulate=1))
+    c.mesh = ConfigDict(dict(data=1, fsdp=-1, seq=1, tensor=1))
+
+    c.objective = ConfigDict(OBJECTIVES[stage])
+    if quick:
+        _quick(c)
+    c.optim.steps = c.train.steps
+    return c
+
+
+# What is particular to a stage. Lengths are latent frames.
+OBJECTIVES = {
+    "autoencoder": dict(pictures=17),
+    "base": dict(target=8, dropout=0.1),
+    "action": dict(target=8, dropout=0.1),
+    "memory_1": dict(drawn=8, history=32, dropout=0.1, rank=16),
+    "memory_2": dict(target=8, history=32, dropout=0.1),
+    "teacher_forcing": dict(target=16, history=24, dropout=0.1),
+    "pdd": dict(target=16, history=24, guidance=1.5, midpoint=False),
+    "stable_forcing": dict(
+        chunks=10, clip=8, guidance=1.5, fake_updates=5, fake_learning_rate=4e-6, memory_grad="none"
+    ),
+}
+
+
+def _quick(c: ConfigDict) -> None:
+    """Smaller and shorter: the whole curriculum in minutes."""
+    c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
+    c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
+    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(48, 32, 24, 16)))
+    c.data.update(dict(clips=160, maps=16, test_maps=2))
+    c.train.update(dict(evaluate_every=50, sample_every=0, checkpoint_every=1000, evaluate_batches=2, log_every=10))
+    c.optim.update(dict(warmup=20))
+    if c.stage == "stable_forcing":
+        c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
+        c.objective.update(dict(chunks=6))
