@@ -120,6 +120,9 @@ class Path:
                 command = random_commands(self._rng, left, self.config.commands, jumps)[0]
                 if command.jump and command.duration < JUMP_ROWS:
                     command = dataclasses.replace(command, jump=False)
+                if command.tokens == "none":
+                    # Rests are kept short: a clip at rest shows nothing.
+                    command = actions.Command(min(left, shortest))
                 # A wall may cut a command short, to a second at least.
                 enough = min(left, shortest)
                 before = (self.walker, len(self.rows), len(self.poses))

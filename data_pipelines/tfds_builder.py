@@ -37,7 +37,7 @@ def write(
     dataset. Returns the dataset's folder, directory/name/VERSION.
     """
 
-    class Records(tfds.core.GeneratorBasedBuilder):
+    class Clips(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version(schema.VERSION)
         # Nothing is downloaded; looking for a checksum file would need a package that TFDS does not require.
         url_infos: ClassVar[dict] = {}
@@ -59,9 +59,9 @@ def write(
                 schema.validate(record)
                 yield index, dict(record)
 
-    Records.name = name
+    Clips.name = name
     tfds.disable_progress_bar()
-    builder = Records(data_dir=str(directory), file_format="array_record")
+    builder = Clips(data_dir=str(directory), file_format="array_record")
     # TFDS prints about a download that does not happen and keeps a folder for it.
     with tempfile.TemporaryDirectory() as nothing, contextlib.redirect_stdout(io.StringIO()):
         builder.download_and_prepare(download_dir=nothing)
