@@ -46,6 +46,26 @@ def compare(item: str, actual, expected, tolerance: float, *, absolute: bool = F
     return Result(item, max_abs, max_rel, tolerance, (max_abs if absolute else max_rel) <= tolerance)
 
 
+def compare_rows(item: str, actual, expected, tolerance: float) -> Result:
+    """Compares row by row (last axis), each relative to its own largest magnitude; a row of zeros must be exact."""
+    whole = compare(item, actual, expected, tolerance)
+    if whole.note:
+        return whole
+    expected = np.asarray(expected, np.float64)
+    difference = np.abs(np.asarray(actual, np.float64) - expected).max(axis=-1)
+    scale = np.abs(expected).max(axis=-1)
+    relative = np.divide(difference, scale, out=np.where(difference > 0, np.inf, 0.0), where=scale > 0)
+    worst = float(relative.max(initial=0.0))
+    return Result(item, whole.max_abs, worst, tolerance, worst <= tolerance)
+
+
+def equal(item: str, actual, expected) -> Result:
+    """Plain values (counts, sizes, tables of names) that must be the same."""
+    if actual == expected:
+        return Result(item, 0.0, 0.0, 0.0, True)
+    return failed(item, f"{actual}, expected {expected}")
+
+
 def compare_bfloat16(item: str, actual, expected, share: float = 1e-3) -> Result:
     """bfloat16 values may be one unit in the last place off in at most `share` of the elements."""
     actual = np.asarray(actual, np.float32)
