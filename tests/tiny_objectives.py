@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wp2_jax import rng
+from wp2_jax import tree
 from wp2_jax.models import passes
 from wp2_jax.models.dit import DiT, DiTConfig
 from wp2_jax.models.memory import MemoryConfig
@@ -32,13 +32,14 @@ VELOCITY = DiT(CONFIG)
 @functools.cache
 def random_weights(seed: int, config: DiTConfig = CONFIG) -> dict:
     """Weights with noise on every one of them, so that no layer is zero and no two are equal."""
+    random = np.random.default_rng(seed)
 
-    def draw(key: jax.Array) -> dict:
-        flat, tree = jax.tree.flatten(passes.init(config, key))
-        noisy = [x + 0.1 * jax.random.normal(rng.fold(key, "noise", i), x.shape) for i, x in enumerate(flat)]
-        return jax.tree.unflatten(tree, noisy)
+    def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        spread = like.shape[-2] ** -0.5 if name.endswith("kernel") else 0.1
+        centre = 1.0 if name.endswith(("scale", "gain")) else 0.0
+        return jnp.asarray(centre + spread * random.standard_normal(like.shape), jnp.float32)
 
-    return jax.jit(draw)(jax.random.key(seed))
+    return tree.map_named(draw, jax.eval_shape(functools.partial(passes.init, config), jax.random.key(0)))
 
 
 def random_batch(seed: int, rows: int, frames: int, height: int = 8, width: int = 8) -> dict[str, np.ndarray]:
