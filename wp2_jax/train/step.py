@@ -157,7 +157,8 @@ class LossProgram:
 
     `init_params(key, given)` makes `{role: tree}`. `accumulate` and `ema_decay` as in `make_update`; the
     average is kept for all roles when `ema_decay` is above 0. `eval_fn` (like the loss) defaults to the
-    loss itself.
+    loss itself. `by_step(step)` gives traced entries of `frozen` that change as the training goes on, such as
+    the longest history; evaluation uses `frozen` as it is.
     """
 
     init_params: Callable[[PRNGKey, dict[str, Any]], Params]
@@ -169,11 +170,16 @@ class LossProgram:
     load_given: Callable[[], dict[str, Any]] = dict
     sample_fn: Callable[[TrainState], dict[str, np.ndarray]] = lambda state: {}
     eval_fn: LossFn | None = None
+    by_step: Callable[[jax.Array], dict[str, Any]] = lambda step: {}
     ema_decay: float = 0.0
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        update = make_update(self.loss_fn, self.optimisers, ema_decay=self.ema_decay, accumulate=self.accumulate)
+        inner = make_update(self.loss_fn, self.optimisers, ema_decay=self.ema_decay, accumulate=self.accumulate)
+
+        def update(state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
+            return inner(state, batch, {**frozen, **self.by_step(state.step)})
+
         self._update = jit_update(update, self.mesh, self.rules)
         self._evaluate = jax.jit(self._evaluate_pure)
 

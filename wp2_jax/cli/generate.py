@@ -1,0 +1,84 @@
+"""`wp2 generate`: worlds from an input file, as videos and contact sheets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+HELP = "generate videos from a checkpoint and an input file"
+EXAMPLE = """\
+example:
+  wp2 generate --checkpoint runs/quickstart --input launch/example/input.json --output runs/quickstart/generated \\
+      --mode few_step --seed 0
+
+The input file is a JSON list of objects with image_path, perspective (fps or tps), action ("w-8,right-4", in latent
+frames of 4 pictures), prompt_event ("prompt-8,prompt2-4"), prompt* and optionally output_name.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLE
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIR", help="workdir of a curriculum, or one stage's folder"
+    )
+    parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="JSON file with the worlds to make")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for NAME.mp4 and NAME.png")
+    parser.add_argument(
+        "--mode",
+        choices=("bi", "ar", "few_step"),
+        default="few_step",
+        help="bi: the bidirectional teacher; ar: the autoregressive model, many steps; "
+        "few_step: the student, 4 passes a chunk (default)",
+    )
+    parser.add_argument("--seed", type=int, default=None, help="0 to 2147483647 (default: drawn and printed)")
+    parser.add_argument(
+        "--fit",
+        choices=("stretch", "crop"),
+        default="stretch",
+        help="how the start picture gets the world's shape (default stretch)",
+    )
+    speed = "degrees a latent frame (default: that of the training data if the checkpoint says, else 3)"
+    parser.add_argument("--yaw-degrees", type=float, default=None, metavar="X", help=f"left and right turn, {speed}")
+    parser.add_argument("--pitch-degrees", type=float, default=None, metavar="Y", help=f"up and down turn, {speed}")
+    parser.add_argument("--steps", type=int, default=None, metavar="N", help="sampling steps of bi and ar mode")
+    parser.add_argument(
+        "--negative-prompt", default="", metavar="TEXT", help="caption to keep away from in bi and ar mode"
+    )
+    parser.add_argument("--raw-weights", action="store_true", help="the trained weights instead of their average")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except ValueError as error:
+        print(f"wp2 generate: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    from wp2_jax.controls.inputs import load_inputs
+    from wp2_jax.inference import generate, load
+    from wp2_jax.rng import drawn_seed
+
+    source = load.locate(args.checkpoint, args.mode)
+    items = load_inputs(args.input, generate.input_options(source, args.yaw_degrees, args.pitch_degrees))
+    generate.stream_spec(source, 1, args.steps)
+    seed = generate.check_seed(drawn_seed(args.seed))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        requests = generate.prepare(
+            source, source.tokenizer(), items, fit=args.fit, negative_prompt=args.negative_prompt
+        )
+    for warning in said:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    for request in requests:
+        print(request.timeline)
+    print(f"mode {source.mode}: stage {source.stage}, step {source.step} of {source.workdir}", flush=True)
+    loaded = load.load(source, ema=not args.raw_weights)
+    for request in requests:
+        written = generate.write(loaded, request, seed, args.output, steps=args.steps)
+        print(f"{written.video} and {written.sheet.name}, {written.seconds_a_chunk:.2f} s a chunk", flush=True)
+    return 0

@@ -1,0 +1,76 @@
+"""Sample sheets: what the weights of a stage make, beside what was recorded. uint8 pictures by name."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wp2_jax.array_types import Params
+from wp2_jax.controls.geometry import picture_count
+from wp2_jax.inference import stream
+from wp2_jax.inference.spec import StreamSpec, capacity_for
+from wp2_jax.inference.world import World
+
+COLUMNS = 8
+# Enough for a look while training; generation takes the config's steps.
+SAMPLING_STEPS = 12
+
+_emit = jax.jit(stream.emit, static_argnums=0, static_argnames=("first",))
+_absorb = jax.jit(stream.absorb, static_argnums=0, static_argnames=("first",))
+_start = jax.jit(stream.start, static_argnums=(0, 3))
+
+
+def rows_of(videos: list[np.ndarray]) -> np.ndarray:
+    """Videos [F, H, W, 3] in [-1, 1] as rows of one sheet, each shown at `COLUMNS` equally spaced pictures."""
+    rows = []
+    for video in videos:
+        index = np.linspace(0, len(video) - 1, COLUMNS).round().astype(int)
+        rows.append(np.concatenate(list(video[index]), axis=1))
+    sheet = np.concatenate(rows, axis=0)
+    return np.round(np.clip(sheet * 0.5 + 0.5, 0, 1) * 255).astype(np.uint8)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _reconstruct(world: World, params: Params, video: jax.Array) -> jax.Array:
+    latents = world.autoencoder.apply({"params": params}, video, method="encode")
+    return world.autoencoder.apply({"params": params}, latents, method="decode")
+
+
+def reconstruction(world: World, params: Params, video: np.ndarray, count: int = 4) -> dict[str, np.ndarray]:
+    """Held-out windows above their reconstructions."""
+    decoded = np.asarray(_reconstruct(world, params, jnp.asarray(video[:count])))
+    pairs = [picture for row in range(len(decoded)) for picture in (video[row], decoded[row])]
+    return {"reconstruction": rows_of(pairs)}
+
+
+def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, count: int = 2) -> dict[str, np.ndarray]:
+    """Held-out recordings above what the model makes of their first picture, captions and commands."""
+    world, records = context.world, context.records("test")
+    config = world.config
+    spec = world.stream(mode, capacity_for(chunks), steps=SAMPLING_STEPS)
+    params = {"experts": experts, "autoencoder": context.encoder.params}
+    frames = chunks * config.chunk
+    clips = [records[(index * len(records)) // count] for index in range(count)]
+    pictures = [clip["pictures"][: picture_count(frames)].astype(np.float32) / 127.5 - 1 for clip in clips]
+    captions = [context.captions(clip, frames) for clip in clips]
+    ids = jnp.asarray(np.stack([context.tokenizer.encode(texts) for texts in captions]))
+    contexts = world.encode_text(text, ids)
+    null = world.encode_text(text, jnp.asarray(context.null_ids))
+    null = jnp.broadcast_to(null[None], (count, 1, *null.shape[1:]))
+    actions = jnp.asarray(np.stack([clip["actions"][:frames] for clip in clips]))
+    made = generate(spec, params, jnp.asarray(np.stack([p[0] for p in pictures])), actions, contexts, null)
+    return {mode: rows_of([row for pair in zip(pictures, made, strict=True) for row in pair])}
+
+
+def generate(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
+    """A batch of worlds: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> video [B, F, H, W, 3]."""
+    state = _start(spec, params, image, actions.shape[1], null_context, jax.random.key(0))
+    chunks, video = contexts.shape[1], []
+    for index in range(chunks):
+        rows = actions[:, index * spec.chunk : (index + 1) * spec.chunk]
+        state, chunk = _emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
+        video.append(np.asarray(chunk.video))
+        if index < chunks - 1:
+            state, _ = _absorb(spec, params, state, chunk, first=index == 0)
+    return np.concatenate(video, axis=1)
