@@ -1,4 +1,4 @@
-"""What a Stable Forcing rollout starts from: pictures and captions from data, actions drawn by the command generator."""
+"""Where a Stable Forcing rollout starts: pictures and captions from data, actions drawn by the command generator."""
 
 from __future__ import annotations
 

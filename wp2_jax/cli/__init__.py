@@ -1,7 +1,7 @@
 """The console command `wp2` (also `python -m wp2_jax`): one module of this package a sub-command.
 
-A command's module has HELP, add_arguments(parser) and run(args) -> exit code, and imports what is heavy inside `run`, so
-that `wp2 --help` needs no jax.
+A command's module has HELP, add_arguments(parser) and run(args) -> exit code, and imports what is heavy inside `run`:
+`wp2 --help` needs no jax. One with OVERRIDES = True gets words like --config.section.key=value in `args.overrides`.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-COMMANDS = ("data", "train", "curriculum", "generate", "verify")
+COMMANDS = ("data", "train", "curriculum", "report", "generate", "verify")
 """Sub-commands in the order of use; each is the module of this name."""
 
 _OWN_PACKAGES = ("wp2_jax", "data_pipelines", "experiments")
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         # After the command too; SUPPRESS, or its absence there would undo `wp2 --debug COMMAND`.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, takes_overrides=getattr(module, "OVERRIDES", False))
     return parser
 
 
@@ -62,7 +62,11 @@ def _is_ours(error: Exception) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit code is 0 for success, 1 for a negative answer, 2 for a wrong input."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, args.overrides = parser.parse_known_args(argv)
+    unknown = [word for word in args.overrides if not (args.takes_overrides and word.startswith("--config."))]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return args.run(args)
     except KeyboardInterrupt:
