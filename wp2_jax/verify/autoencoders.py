@@ -4,7 +4,6 @@ Configuration, weights, recipe and list of tensors come from the sidecar; the sp
 the tensor names. Golden layouts are channels first; ours are channels last.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,24 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from safetensors.numpy import load_file
 
 from wp2_jax.checkpoints.names_vae import tiny_rules, wan_rules
 from wp2_jax.checkpoints.torch_names import flatten, from_tree, to_tree
 from wp2_jax.models.autoencoder import init_params
 from wp2_jax.models.vae_tiny import TinyVae, TinyVaeConfig
 from wp2_jax.models.vae_wan import WanVae, WanVaeConfig
+from wp2_jax.verify import golden
 from wp2_jax.verify.core import Result, compare, failed
 
 TOLERANCE_WAN = 1e-5
 TOLERANCE_TINY = 3e-5
-
-
-def read_item(folder: Path, name: str) -> tuple[dict, dict[str, np.ndarray]]:
-    """(sidecar, tensors) of a golden item. Float16 tensors become float32 (they were rounded before use)."""
-    sidecar = json.loads((Path(folder) / f"{name}.json").read_text())
-    tensors = load_file(Path(folder) / f"{name}.safetensors")
-    return sidecar, {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in tensors.items()}
 
 
 def tiny_config(sidecar: Mapping) -> TinyVaeConfig:
@@ -87,7 +79,7 @@ def wan_config(sidecar: Mapping) -> WanVaeConfig:
 
 def wan_model(folder: Path, name: str = "weights_vae") -> tuple[WanVae, dict]:
     """(model, float32 params) of the Wan2.1 VAE stored as golden item `name` (tensors `w.*`)."""
-    sidecar, tensors = read_item(folder, name)
+    sidecar, tensors = golden.load(folder, name)
     config = wan_config(sidecar)
     model = WanVae(config)
     weights = {key.removeprefix("w."): value for key, value in tensors.items()}
@@ -96,7 +88,7 @@ def wan_model(folder: Path, name: str = "weights_vae") -> tuple[WanVae, dict]:
 
 def check_wan(folder: Path, name: str = "h_vae") -> list[Result]:
     """Checks every tensor of an item of kind h. A folder that cannot be read or weights that do not fit raise."""
-    sidecar, tensors = read_item(folder, name)
+    sidecar, tensors = golden.load(folder, name)
     model, params = wan_model(folder, sidecar.get("weights", "weights_vae"))
     apply = _applier(model, params)
     video, z = _first(tensors["in.video"]), _first(tensors["in.z"])
@@ -117,7 +109,7 @@ def check_wan(folder: Path, name: str = "h_vae") -> list[Result]:
 
 def check_tiny(folder: Path, name: str = "i_tae_tiny") -> list[Result]:
     """Checks every tensor of an item of kind i. A folder that cannot be read or weights that do not fit raise."""
-    sidecar, tensors = read_item(folder, name)
+    sidecar, tensors = golden.load(folder, name)
     model, params = tiny_model(sidecar)
     apply = _applier(model, params)
     video = jnp.moveaxis(jnp.asarray(tensors["in.x"]), 2, -1) * 2.0 - 1.0
@@ -190,7 +182,10 @@ def _applier(model: nn.Module, params: dict) -> Callable:
         if method not in compiled:
             static = (3,) if method.endswith("_chunk") else ()
             compiled[method] = jax.jit(
-                lambda params, *args: model.apply({"params": params}, *args, method=method), static_argnums=static
+                lambda params, *args: model.apply({"params": params}, *args, method=method),
+                static_argnums=static,
+                # Each program runs once on tiny tensors: compiling is what takes time.
+                compiler_options={"xla_backend_optimization_level": 0},
             )
         with jax.default_matmul_precision("highest"):
             return compiled[method](params, *args)
