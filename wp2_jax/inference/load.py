@@ -1,0 +1,213 @@
+"""A trained world from its checkpoints: which stage serves which mode, and its weights, checked strictly."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from wp2_jax import sharding
+from wp2_jax.array_types import Params
+from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints.orbax_io import CheckpointError
+from wp2_jax.controls.tokenizer import Tokenizer
+from wp2_jax.diffusion import pdd
+from wp2_jax.inference.spec import MODES
+from wp2_jax.inference.world import World, from_config
+from wp2_jax.models import autoencoder, passes, umt5
+from wp2_jax.models.experts import expert_models
+
+STAGES = {
+    "few_step": ("stable_forcing", "pdd"),
+    "ar": ("teacher_forcing",),
+    "bi": ("memory_2", "action", "base"),
+}
+"""The stages of a curriculum that serve a mode, best first."""
+TOKENIZER = "tokenizer.model"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A checkpoint that was found but not read: `folder` of the stage, `workdir` of its curriculum, the stage's world.
+
+    `config` is the resolved config that the stage was trained with.
+    """
+
+    workdir: Path
+    folder: Path
+    stage: str
+    step: int
+    mode: str
+    config: Mapping[str, Any]
+    world: World
+
+    @property
+    def trained_rotation(self) -> tuple[float, float] | None:
+        """(yaw, pitch) degrees a latent frame of the data that the world was trained on, None where not recorded."""
+        data = self.config.get("data") or {}
+        names = ("yaw_degrees", "pitch_degrees")
+        return (float(data[names[0]]), float(data[names[1]])) if all(name in data for name in names) else None
+
+    def tokenizer(self) -> Tokenizer:
+        """The curriculum's tokenizer. Raises CheckpointError where it is missing or has more ids than the encoder."""
+        path = self.workdir / TOKENIZER
+        if not path.is_file():
+            raise CheckpointError(
+                f"there is no {path}: the first stage of `wp2 curriculum --workdir {self.workdir}` makes it"
+            )
+        tokenizer = Tokenizer.load(path, self.world.config.text_len)
+        if tokenizer.vocab_size > self.world.text.vocab_size:
+            raise CheckpointError(
+                f"{path} has {tokenizer.vocab_size} ids, the text encoder of {self.folder} has text.vocab_size="
+                f"{self.world.text.vocab_size}: the two are not of one curriculum"
+            )
+        return tokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loaded:
+    """A world ready to run: `params` {"experts": {name: tree}, "autoencoder": tree} as `StreamSpec` of the mode wants
+    them, `text_params` of the text encoder. On the devices of `mesh` where one was given."""
+
+    source: Source
+    params: dict[str, Any]
+    text_params: Params
+    tokenizer: Tokenizer
+
+    @property
+    def world(self) -> World:
+        return self.source.world
+
+    @property
+    def mode(self) -> str:
+        return self.source.mode
+
+
+def locate(directory: str | os.PathLike[str], mode: str) -> Source:
+    """Find the checkpoint for a mode ("bi", "ar" or "few_step") without reading weights.
+
+    `directory` is a curriculum's workdir, where the mode picks the stage (`STAGES`), or one stage's folder in it.
+
+    Raises:
+      ValueError: an unknown mode.
+      CheckpointError: nothing trained there, a stage that does not serve the mode, or unreadable metadata.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r}: give one of {', '.join(MODES)}")
+    directory = Path(directory).absolute()
+    if not directory.is_dir():
+        raise CheckpointError(f"there is no folder {directory}: give the workdir of `wp2 curriculum` or a stage in it")
+    if (directory / "checkpoints").is_dir():
+        folder = directory
+    else:
+        trained = [name for name in _stages_in(directory) if orbax_io.steps(directory / name / "checkpoints")]
+        fitting = [name for name in STAGES[mode] if name in trained]
+        if not fitting:
+            raise CheckpointError(
+                f"mode {mode} needs one of the stages {', '.join(STAGES[mode])}, and {directory} has "
+                f"{', '.join(trained) or 'no trained stage'}; train it with `wp2 curriculum --workdir {directory}`"
+                f"{_modes_of(trained)}"
+            )
+        folder = directory / fitting[0]
+    return _source(folder, mode)
+
+
+def _stages_in(directory: Path) -> list[str]:
+    return sorted(path.parent.name for path in directory.glob("*/checkpoints"))
+
+
+def _modes_of(stages: list[str]) -> str:
+    modes = [mode for mode, names in STAGES.items() if set(names) & set(stages)]
+    return f", or use --mode {' or '.join(modes)}" if modes else ""
+
+
+def _source(folder: Path, mode: str) -> Source:
+    checkpoints = folder / "checkpoints"
+    steps = orbax_io.steps(checkpoints)
+    if not steps:
+        raise CheckpointError(f"{checkpoints} holds no whole checkpoint: the stage has not been trained yet")
+    config = orbax_io.load_metadata(checkpoints, steps[-1]).get("config")
+    if not isinstance(config, Mapping) or "stage" not in config:
+        raise CheckpointError(f"{checkpoints}/{steps[-1]}: its metadata hold no config with a stage")
+    stage = config["stage"]
+    if stage not in STAGES[mode]:
+        raise CheckpointError(
+            f"{folder} is of stage {stage}, which does not serve mode {mode} (that needs "
+            f"{' or '.join(STAGES[mode])}){_modes_of([stage])}"
+        )
+    return Source(folder.parent, folder, stage, steps[-1], mode, config, from_config(config))
+
+
+def load(
+    source: Source | str | os.PathLike[str],
+    mode: str | None = None,
+    *,
+    ema: bool = True,
+    mesh: Mesh | None = None,
+    rules: sharding.Rules = sharding.RULES,
+) -> Loaded:
+    """Read the weights of a `Source`, or of a directory and a mode as for `locate`.
+
+    The experts' average is read unless `ema` is False; autoencoder and text encoder always are the averages, for that
+    is what the later stages were trained with. With `mesh` the weights are cut over it by `rules`.
+
+    Raises:
+      CheckpointError: a stage or file that is missing, naming it and the command that makes it.
+      tree.TreeMismatchError: weights that do not fit the world, listing names and shapes; nothing is loaded.
+    """
+    if not isinstance(source, Source):
+        source = locate(source, mode or "few_step")
+    elif mode is not None and mode != source.mode:
+        raise ValueError(f"mode {mode!r}: the checkpoint was located for mode {source.mode}")
+    world, tokenizer = source.world, source.tokenizer()
+
+    def read(stage: str, role: str, shapes: Any, average: bool = True) -> Any:
+        folder = source.folder if stage == source.stage else source.workdir / stage
+        checkpoints = folder / "checkpoints"
+        if not orbax_io.steps(checkpoints):
+            raise CheckpointError(
+                f"{stage} gives the weights of the {role}, and {checkpoints} holds no checkpoint; train it with "
+                f"`wp2 curriculum --workdir {source.workdir}`, or copy that folder beside {source.folder}"
+            )
+        step = source.step if stage == source.stage else None
+        abstract = shapes if mesh is None else sharding.abstract(shapes, rules, mesh)
+        return orbax_io.load_params(checkpoints, role, ema=average, step=step, abstract=abstract)
+
+    role = "student" if source.stage == "stable_forcing" else "experts"
+    experts = read(source.stage, role, _expert_shapes(source), ema)
+    if source.stage == "pdd":
+        experts = fuse(world, experts)
+    key = jax.random.key(0)
+    vae = read("autoencoder", "autoencoder", jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)))
+    text = read("base", "text", jax.eval_shape(lambda: umt5.init(world.text, key)))
+    return Loaded(source, {"experts": experts, "autoencoder": vae}, text, tokenizer)
+
+
+def _expert_shapes(source: Source) -> dict[str, Any]:
+    """Shapes of the experts as the stage saved them: velocity, bank or fused heads."""
+    world = source.world
+    if source.stage == "pdd":
+        table = world.stream("few_step", 1).pdd_schedule
+        names = world.experts.names
+        intervals = {name: table.intervals(name) for name in names}
+        blocks = {name: len(table.expert_blocks(name)) for name in names}
+        models = expert_models(world.dit, names, head="bank", intervals=intervals, blocks=blocks)
+    else:
+        models = world.stream(source.mode, 1).models
+    key = jax.random.key(0)
+    return {name: jax.eval_shape(lambda model=model: passes.init(model.config, key)) for name, model in models.items()}
+
+
+def fuse(world: World, experts: Mapping[str, Params]) -> dict[str, Params]:
+    """Experts in bank form (stage pdd) -> in the fused form that few-step mode runs; exact."""
+    table = world.stream("few_step", 1).pdd_schedule
+    fused = {}
+    for name, tree in experts.items():
+        head = tree["head"]
+        kernel, bias = pdd.fuse_heads(head["kernel"], head["bias"], table, name)
+        dtype = head["kernel"].dtype
+        fused[name] = {**tree, "head": {**head, "kernel": kernel.astype(dtype), "bias": bias.astype(dtype)}}
+    return fused
