@@ -62,6 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
+    c.data.update(dict(yaw_degrees=11.25, pitch_degrees=2.8125))
 
     c.optim = ConfigDict(dict(learning_rate=RATES[stage], schedule="cosine", warmup=50, steps=0, weight_decay=0.01))
     c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0))

@@ -81,7 +81,10 @@ class Context:
                 "maps": data.maps,
                 "test_maps": data.test_maps,
                 "camera": {"width": self.config.world.width, "height": self.config.world.height},
-                "script": {"latents": data.latents},
+                "script": {
+                    "latents": data.latents,
+                    "motion": {"yaw_degrees": data.yaw_degrees, "pitch_degrees": data.pitch_degrees},
+                },
             }
         )
         with _bar("recording", "clip") as progress:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from data_pipelines.conditions import Conditions
+from data_pipelines.kinematics import MotionConfig
 from data_pipelines.script import ScriptConfig
 from wp2_jax.array_types import Params
 from wp2_jax.objectives import pdd
@@ -60,7 +61,8 @@ def stable_forcing_stage(context: Context) -> Setup:
         sample_fn=sheet,
         encode_text=encode_text(context),
     )
-    commands = ScriptConfig().commands
+    motion = MotionConfig(yaw_degrees=config.data.yaw_degrees, pitch_degrees=config.data.pitch_degrees)
+    commands = ScriptConfig(motion=motion).commands
     train, held_out = context.loaders(
         lambda split: Conditions(
             context.records(split), context.tokenizer.encode, objective.chunks, commands, world.config.chunk

@@ -18,6 +18,7 @@ TITLES = {
     "pdd": "5. Few-step initialisation (parallel decoding distillation)",
     "stable_forcing": "6. Stable Forcing",
 }
+EXTRA = {"autoencoder": ("psnr", "latent_std"), "stable_forcing": ("score_gradient",)}
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1b1b1f;background:#fff}
 img{max-width:100%;image-rendering:pixelated;border-radius:4px}img.curve{image-rendering:auto}
@@ -88,7 +89,9 @@ def _videos(workdir: Path) -> list[str]:
 
 def _section(folder: Path, stage: str) -> str:
     parts = [f"<section id='{stage}'><h2>{html.escape(TITLES.get(stage, stage))}</h2>"]
-    parts.append(_picture(plots.stage(folder / "metrics.jsonl", stage), f"curves of {stage}", "curve"))
+    parts.append(
+        _picture(plots.stage(folder / "metrics.jsonl", stage, EXTRA.get(stage, ())), f"curves of {stage}", "curve")
+    )
     for path in _newest_samples(folder / "samples"):
         parts.append(f"<p class='note'>{html.escape(path.stem)}</p>{_picture(path.read_bytes(), path.stem)}")
     if orbax_io.steps(folder / "checkpoints"):

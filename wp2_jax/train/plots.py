@@ -23,13 +23,14 @@ def read(path: str | Path) -> Curves:
     return curves
 
 
-def stage(path: str | Path, title: str) -> bytes:
-    """One stage: training and held-out loss, gradient norms, and a panel for every further loss."""
+def stage(path: str | Path, title: str, extra: Sequence[str] = ()) -> bytes:
+    """One stage: training and held-out loss, gradient norms, and a panel for every further loss and `extra` metric."""
     curves = read(path)
     panels = [["train/loss", "eval/loss"], [name for name in curves if name.startswith("train/grad_norm")]]
     further = [name for name in curves if name.endswith("_loss")]
     for metric in dict.fromkeys(name.partition("/")[2] for name in further):
         panels.append([name for name in further if name.partition("/")[2] == metric])
+    panels += [[f"{part}/{metric}" for part in ("train", "eval")] for metric in extra]
     return plot(curves, panels, title)
 
 

@@ -1,5 +1,6 @@
-"""Checks of the backbone without sampling: golden kinds a (embeddings), b (one block), c (bidirectional pass), d (memory)
-and e (KV cache). Everything that differs between folders is read from the sidecars.
+"""Checks of the backbone: golden kinds a (embeddings), b (one block), c (bidirectional pass), d (memory), e (KV cache).
+
+Everything that differs between folders is read from the sidecars.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from wp2_jax.models import cache as kv
 from wp2_jax.models import layers, passes, rope
 from wp2_jax.models.dit import Block, DiT, DiTConfig, Stream
 from wp2_jax.verify import golden
-from wp2_jax.verify.core import Result, compare, compare_bfloat16, compare_rows, equal, failed
+from wp2_jax.verify.core import Result, compare, compare_bfloat16, compare_rows, equal
 from wp2_jax.verify.experts import (
     channels_first,
     channels_last,

@@ -13,7 +13,7 @@ from wp2_jax.inference import condition, stream
 from wp2_jax.inference.spec import StreamSpec, capacity_for
 from wp2_jax.verify import golden
 from wp2_jax.verify.autoencoders import tiny_model, wan_model
-from wp2_jax.verify.core import Result, compare, failed
+from wp2_jax.verify.core import Result, compare, compare_rows, equal, failed
 from wp2_jax.verify.experts import (
     channels_first,
     channels_last,
@@ -127,7 +127,7 @@ def check_rollout(folder: Path, name: str) -> list[Result]:
         produced[theirs] = channels_first(np.stack([np.asarray(made.trace[ours]).squeeze(-5) for made in chunks]))
     results = []
     for key, expected in golden.below(tensors, "out.").items():
-        item = f"{name} {key}"
+        item = f"{name}/{key}"
         if key == "timesteps":
             results.append(compare(item, spec.schedule.timesteps, expected, 0.0))
         elif key == "sigmas":
@@ -136,7 +136,12 @@ def check_rollout(folder: Path, name: str) -> list[Result]:
             results.append(compare(item, produced[key], expected, TOLERANCE_F16 if key == "rgb_f16_sub" else TOLERANCE))
         else:
             results.append(failed(item, "unknown tensor"))
-    rows = parse_actions(sidecar["actions"], perspective=sidecar["perspective"]) if "actions" in sidecar else None
-    if rows is not None:
-        results.append(compare(f"{name} actions", rows, inputs["hr_action"], 1e-6))
+    if "image_uint8" in inputs:
+        results.append(compare(f"{name}/image_float", inputs["image_uint8"] / 255, inputs["image_float"], 1e-6))
+    if "actions" in sidecar:
+        rows = parse_actions(sidecar["actions"], perspective=sidecar["perspective"])
+        results.append(compare_rows(f"{name}/hr_action", rows, inputs["hr_action"], 1e-6))
+    if "chunk_frames" in sidecar:
+        counts = [made.video.shape[1] for made in chunks]
+        results.append(equal(f"{name}/chunk_frames", counts, sidecar["chunk_frames"]))
     return results

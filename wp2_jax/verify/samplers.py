@@ -87,14 +87,19 @@ def check_samplers(folder: str | Path, name: str) -> list[Result]:
     return results
 
 
+def schedule_of(sidecar: dict) -> pdd.PddSchedule:
+    """The few-step schedule with the blocks and the split between the experts that a sidecar lists."""
+    blocks, split = sidecar["blocks"], sidecar["boundary_index"]
+    experts = Experts(PDD_BOUNDARY)
+    counts = tuple(sum(block["expert"] == expert for block in blocks) for expert in experts.names)
+    return pdd.schedule(experts, (split, blocks[-1]["end"] - split), counts, PDD_SHIFT)
+
+
 def check_pdd_schedule(folder: str | Path, name: str) -> list[Result]:
     """The part of an item of kind f that needs no network: blocks, grid, and the chain of steps of every
     chunk when it is fed the golden displacements, velocities and noises."""
     sidecar, tensors = load(folder, name)
-    blocks, split = sidecar["blocks"], sidecar["boundary_index"]
-    experts = Experts(PDD_BOUNDARY)
-    counts = tuple(sum(block["expert"] == expert for block in blocks) for expert in experts.names)
-    schedule = pdd.schedule(experts, (split, blocks[-1]["end"] - split), counts, PDD_SHIFT)
+    blocks, schedule = sidecar["blocks"], schedule_of(sidecar)
     table = [(b["expert"], b["local_index"], b["start"], b["end"]) for b in blocks]
     ours = [(b.expert, b.local_index, b.start, b.end) for b in schedule.blocks]
     results = [
