@@ -226,7 +226,7 @@ def test_commands_last_from_one_to_five_seconds():
     for index in range(6):
         rows = script.write(maps.generate(index), config, 5, index).rows[1:]
         changes = np.flatnonzero((np.diff(rows, axis=0) != 0).any(1)) + 1
-        lengths = np.diff([0, *changes, len(rows)])
+        lengths = np.diff(np.asarray([0, *changes, len(rows)]))
         assert (lengths[:-1] >= 4).all()  # two equal commands in a row may look longer than five
 
 
