@@ -1,45 +1,40 @@
 """Published parameter names of the two autoencoders against ours."""
 
 from wp2_jax.checkpoints.torch_names import CONV2D, CONV3D, IDENTITY, Rule, Transform, trailing_ones
-from wp2_jax.models.vae_tiny import BLOCKS, TinyVaeConfig
-from wp2_jax.models.vae_wan import Layer, WanVaeConfig, decoder_layers, encoder_layers
 
 POINTWISE = Transform(  # [out, in, 1, 1, 1] <-> [1, 1, in, out]
     lambda a: a[:, :, 0].transpose(2, 3, 1, 0), lambda a: a.transpose(3, 2, 0, 1)[:, :, None]
 )
 
 
-def tiny_rules(config: TinyVaeConfig) -> list[Rule]:
-    """The causal tiny autoencoder: the layers of each half are numbered in the order they run.
-
-    The names do not depend on the widths; `config` is taken so that both tables are called alike.
-    """
-    del config
+def tiny_rules(config) -> list[Rule]:
+    """The table of a `TinyVaeConfig`: the layers of each half are numbered in the order they run."""
+    blocks = config.blocks
     rules = _conv("encoder/conv_in", "enc.encoder.0") + _conv("encoder/conv_out", "enc.encoder.17")
     for level, at in enumerate((2, 7, 12)):
         rules += _conv(f"encoder/pool_{level}/conv", f"enc.encoder.{at}.conv", bias=False)
         rules += _conv(f"encoder/down_{level}", f"enc.encoder.{at + 1}", bias=False)
-        rules += _memory_blocks(f"encoder/block_{level}", "enc.encoder", at + 2)
+        rules += _memory_blocks(f"encoder/block_{level}", "enc.encoder", at + 2, blocks)
     rules += _conv("decoder/conv_in", "dec.decoder.1") + _conv("decoder/conv_out", "dec.decoder.22")
     for level, at in enumerate((3, 9, 15)):
-        rules += _memory_blocks(f"decoder/block_{level}", "dec.decoder", at)
-        rules += _conv(f"decoder/grow_{level}/conv", f"dec.decoder.{at + 4}.conv", bias=False)
-        rules += _conv(f"decoder/up_{level}", f"dec.decoder.{at + 5}", bias=False)
+        rules += _memory_blocks(f"decoder/block_{level}", "dec.decoder", at, blocks)
+        rules += _conv(f"decoder/grow_{level}/conv", f"dec.decoder.{at + blocks + 1}.conv", bias=False)
+        rules += _conv(f"decoder/up_{level}", f"dec.decoder.{at + blocks + 2}", bias=False)
     return rules
 
 
-def _memory_blocks(ours: str, theirs: str, at: int) -> list[Rule]:
+def _memory_blocks(ours: str, theirs: str, at: int, blocks: int) -> list[Rule]:
     rules = []
-    for block in range(BLOCKS):
+    for block in range(blocks):
         for conv in range(3):
             rules += _conv(f"{ours}_{block}/conv_{conv}", f"{theirs}.{at + block}.conv.{2 * conv}")
     return rules
 
 
-def wan_rules(config: WanVaeConfig) -> list[Rule]:
-    """The Wan2.1 VAE (names of Wan2.1_VAE.pth)."""
+def wan_rules(config) -> list[Rule]:
+    """The table of a `WanVaeConfig` (names of Wan2.1_VAE.pth)."""
     rules = _conv("quantise", "conv1", POINTWISE) + _conv("dequantise", "conv2", POINTWISE)
-    for half, layers in (("encoder", encoder_layers(config)), ("decoder", decoder_layers(config))):
+    for half, layers in config.layers.items():
         for layer in layers:
             rules += _LAYER_RULES[layer.kind](layer, f"{half}/{layer.name}", f"{half}.{layer.published}")
     return rules
@@ -50,11 +45,11 @@ def _conv(ours: str, theirs: str, transform: Transform = CONV2D, bias: bool = Tr
     return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias", IDENTITY)] if bias else rules
 
 
-def _input(layer: Layer, ours: str, theirs: str) -> list[Rule]:
+def _input(layer, ours: str, theirs: str) -> list[Rule]:
     return _conv(f"{ours}/conv", theirs, CONV3D)
 
 
-def _residual(layer: Layer, ours: str, theirs: str) -> list[Rule]:
+def _residual(layer, ours: str, theirs: str) -> list[Rule]:
     rules = []
     for index, (norm, conv) in enumerate(((0, 2), (3, 6))):
         rules.append(Rule(f"{ours}/gain_{index}", f"{theirs}.residual.{norm}.gamma", trailing_ones(3)))
@@ -64,17 +59,17 @@ def _residual(layer: Layer, ours: str, theirs: str) -> list[Rule]:
     return rules
 
 
-def _attention(layer: Layer, ours: str, theirs: str) -> list[Rule]:
+def _attention(layer, ours: str, theirs: str) -> list[Rule]:
     gain = Rule(f"{ours}/gain", f"{theirs}.norm.gamma", trailing_ones(2))
     return [gain, *_conv(f"{ours}/qkv", f"{theirs}.to_qkv"), *_conv(f"{ours}/out", f"{theirs}.proj")]
 
 
-def _resample(layer: Layer, ours: str, theirs: str) -> list[Rule]:
+def _resample(layer, ours: str, theirs: str) -> list[Rule]:
     rules = _conv(f"{ours}/space", f"{theirs}.resample.1")
     return rules + _conv(f"{ours}/time", f"{theirs}.time_conv", CONV3D) if layer.temporal else rules
 
 
-def _head(layer: Layer, ours: str, theirs: str) -> list[Rule]:
+def _head(layer, ours: str, theirs: str) -> list[Rule]:
     gain = Rule(f"{ours}/gain", f"{theirs}.0.gamma", trailing_ones(3))
     return [gain, *_conv(f"{ours}/conv", f"{theirs}.2", CONV3D)]
 

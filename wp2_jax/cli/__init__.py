@@ -35,12 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for name in COMMANDS:
-        try:
-            module = importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-            continue
+        module = importlib.import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=module.HELP)
         module.add_arguments(command)
         # After the command too; SUPPRESS, or its absence there would undo `wp2 --debug COMMAND`.

@@ -38,6 +38,11 @@ class TinyVaeConfig:
         if len(self.decoder_widths) != 4:
             raise ValueError(f"decoder_widths {self.decoder_widths}: give 4 widths, from the latents to the pictures")
 
+    @property
+    def blocks(self) -> int:
+        """Memory blocks a level."""
+        return BLOCKS
+
 
 class MemoryBlock(nn.Module):
     """relu(conv([x, the frame before x]) + x); keeps its width."""

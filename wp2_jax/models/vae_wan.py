@@ -66,6 +66,11 @@ class WanVaeConfig:
                 f"{PIXELS_PER_LATENT} pixels a side and {PICTURES_PER_LATENT} pictures, not {pixels} and {pictures}"
             )
 
+    @property
+    def layers(self) -> dict[str, list["Layer"]]:
+        """The entries of both halves, in the order they run."""
+        return {"encoder": encoder_layers(self), "decoder": decoder_layers(self)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Layer:

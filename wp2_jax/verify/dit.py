@@ -3,7 +3,6 @@
 Everything that differs between folders is read from the sidecars.
 """
 
-import dataclasses
 import functools
 import math
 import re
@@ -19,83 +18,12 @@ from wp2_jax.models import layers, passes, rope
 from wp2_jax.models.dit import Block, DiT, DiTConfig, Stream
 from wp2_jax.verify import golden
 from wp2_jax.verify.core import Result, compare, compare_bfloat16, compare_rows, equal
-from wp2_jax.verify.experts import (
-    channels_first,
-    channels_last,
-    dit_config,
-    load_expert,
-    padded_context,
-    weights_named,
-)
+from wp2_jax.verify.experts import Inputs, channels_first, dit_config, expert_of, timesteps
 
 TOLERANCE_TABLE = 1e-6
 TOLERANCE = 1e-5
-# The noisy input of c to f is the latents rolled by one along the channels (golden README).
-NOISY_ROLL = 1
 
 _bidirectional = jax.jit(passes.bidirectional, static_argnums=0, static_argnames=("sink", "temporal", "token_t"))
-
-
-def expert_of(folder: Path, sidecar: Mapping) -> tuple[DiT, dict]:
-    """(model, params) of the expert that a sidecar's `weights` names. Raises ValueError where it names none."""
-    names = weights_named(dict(sidecar))
-    if not names:
-        raise ValueError(f"weights {sidecar.get('weights')!r} names no weights_* item")
-    config, params = load_expert(folder, names[0])
-    return DiT(config), jax.tree.map(jnp.asarray, params)
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """The arrays that items c to f share, channels last."""
-
-    clip: passes.History
-    contexts: dict[int, np.ndarray]
-
-    @classmethod
-    def load(cls, folder: Path, name: str) -> "Inputs":
-        _, tensors = golden.load(folder, name)
-        latents, y, lr_latents, lr_y = (
-            channels_last(tensors[f"in.{key}"]) for key in ("hr_latents", "hr_y", "lr_latents", "lr_y")
-        )
-        actions = jnp.asarray(tensors["in.hr_action"])
-        clip = passes.History(latents, y, lr_latents, lr_y, actions, jnp.zeros(actions.shape[:2], jnp.int32))
-        contexts = {int(key[len("in.context") :]): a for key, a in tensors.items() if key.startswith("in.context")}
-        return cls(clip, contexts)
-
-    def history(self, batch: int, start: int, end: int, factor: int) -> passes.History:
-        """Latent frames start..end of the first `batch` entries."""
-        full, small = slice(start, end), slice(start // factor, end // factor)
-        clip = jax.tree.map(lambda a: a[:batch], self.clip)
-        return passes.History(
-            clip.latents[:, full],
-            clip.y[:, full],
-            clip.lr_latents[:, small],
-            clip.lr_y[:, small],
-            clip.actions[:, full],
-            clip.captions[:, full],
-        )
-
-    def noisy(self, batch: int, start: int, end: int) -> jnp.ndarray:
-        return jnp.roll(self.clip.latents[:batch, start:end], NOISY_ROLL, axis=-1)
-
-    def context(self, index: int | list[int], text_len: int, batch: int) -> jnp.ndarray:
-        """Contexts [batch, 1, text_len, text_dim]; a list has one index an entry."""
-        if isinstance(index, list):
-            return jnp.concatenate([padded_context(self.contexts[i], text_len) for i in index])
-        return padded_context(self.contexts[index], text_len, batch)
-
-
-def timesteps(value, tensors: Mapping[str, np.ndarray], batch: int, frames: int) -> tuple[jnp.ndarray, bool]:
-    """(t, whether it is one a token) from a number, "833 (int64)", a number an entry, or the name of a tensor."""
-    if isinstance(value, str) and value.startswith("in."):
-        array = np.asarray(tensors[value.split()[0]], np.float32)
-        if array.ndim == 2:
-            return jnp.asarray(array), True
-        value = array.tolist()
-    numbers = [value] * batch if not isinstance(value, list) else value
-    column = [float(str(number).split()[0]) for number in numbers]
-    return jnp.broadcast_to(jnp.asarray(column, jnp.float32)[:, None], (batch, frames)), False
 
 
 # --- a ---------------------------------------------------------------------------------------------------------------
