@@ -9,6 +9,7 @@ depth is along the level forward axis. The recorded rotation holds the pitch tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -140,12 +141,13 @@ class Engine:
 
         self.config = config or CameraConfig()
         self._worlds = list(worlds)
-        path = Path(folder) / "worlds.wad"
+        folder = Path(folder).resolve()
+        path = folder / "worlds.wad"
         maps.write_wad(path, self._worlds, game_wad())
         game = vzd.DoomGame()
         game.set_doom_game_path(str(game_wad()))
         game.set_doom_scenario_path(str(path))
-        game.set_doom_config_path(str(Path(folder) / "engine.ini"))
+        game.set_doom_config_path(str(folder / "engine.ini"))
         game.set_doom_map("MAP01")
         size = f"RES_{self.config.engine_width}X{self.config.engine_height}"
         game.set_screen_resolution(getattr(vzd.ScreenResolution, size))
@@ -162,7 +164,9 @@ class Engine:
         game.set_available_game_variables([getattr(vzd.GameVariable, name) for name in names])
         game.add_game_args(f"+sv_cheats 1 +chase_dist {CHASE_DISTANCE} +chase_height {CHASE_HEIGHT - _BODY_HEIGHT}")
         game.set_seed(1)
-        game.init()
+        # The engine leaves an empty folder where it starts.
+        with contextlib.chdir(folder):
+            game.init()
         self._game = game
         self._pose = Pose(0, 0, 0)
         self._third_person = False

@@ -99,7 +99,7 @@ class Records:
         self.split = split
         self.num_bytes = sum(info.num_bytes for info in splits.values())
         self.splits = {name: info.num_examples for name, info in splits.items()}
-        self._source = builder.as_data_source(split=split)
+        self._source = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]
 
     def __len__(self) -> int:
         return len(self._source)
