@@ -93,8 +93,9 @@ class _Linear(nn.Module):
 def test_steps_lower_the_loss_and_bring_latents_to_unit_scale():
     model = _Linear()
     video = np.random.default_rng(0).integers(0, 255, (8, 1, 4, 4, 3)).repeat(8, 2).repeat(8, 3).astype(np.uint8)
-    params = {"autoencoder": model.init(jax.random.key(0), jnp.zeros((1, 1, 8, 8, 3)))["params"]}
-    params["autoencoder"]["down"]["kernel"] *= 0.05
+    params = {"autoencoder": dict(model.init(jax.random.key(0), jnp.zeros((1, 1, 8, 8, 3)))["params"])}
+    # Latents that start far too small.
+    params["autoencoder"]["down"] = jax.tree.map(lambda x: 0.05 * x, params["autoencoder"]["down"])
     loss = functools.partial(autoencoder.loss, model=model, regulariser=0.1)
 
     optimiser = optax.adam(0.01)

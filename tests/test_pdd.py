@@ -257,7 +257,7 @@ def test_the_students_own_run_is_inference():
         # By hand, with the bank instead of the fused heads.
         level = jnp.asarray(schedule.sigmas[block.start], jnp.float32)
         u = bank[block.expert](params["experts"][block.expert], x, level, jnp.asarray(block.local_index))
-        moved = sum(float(w) * u[i] for i, w in enumerate(schedule.widths(block)[:-1]))
+        moved = jnp.einsum("i,i...->...", jnp.asarray(schedule.widths(block)[:-1], jnp.float32), u[:-1])
         fresh = jax.random.normal(rng.fold(key, "step", index), x.shape)
         x = schedules.step(x, moved, u[-1], schedule.lasts[index], schedule.ends[index], fresh)
         states.append(x)

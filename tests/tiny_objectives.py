@@ -1,6 +1,7 @@
 """A backbone, weights and batches that are as small as they get, for the tests of the objectives."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,17 @@ def frozen_trees(max_history: int) -> dict:
         "null_context": jnp.take(table, jnp.asarray([[9, 0, 0]]), axis=0).at[:, 1:].set(0.0),
         "max_history": jnp.asarray(max_history, jnp.int32),
     }
+
+
+def counted(function: Callable) -> tuple[Callable, list[None]]:
+    """`function` under jit, and a list that grows by one at every compilation."""
+    compilations: list[None] = []
+
+    def traced(*args):
+        compilations.append(None)
+        return function(*args)
+
+    return jax.jit(traced), compilations
 
 
 def relative(a, b) -> float:
