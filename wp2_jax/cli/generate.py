@@ -51,14 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        return _run(args)
-    except ValueError as error:
-        print(f"wp2 generate: {error}", file=sys.stderr)
-        return 2
-
-
-def _run(args: argparse.Namespace) -> int:
     from wp2_jax.controls.inputs import load_inputs
     from wp2_jax.inference import generate, load
     from wp2_jax.rng import drawn_seed

@@ -1,0 +1,185 @@
+"""The streaming step as a stream: actions act on their frame, nothing recompiles, a state is a value."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_workdir
+from random_workdir import PITCH, YAW, the_world
+
+from wp2_jax.controls.actions import parse_actions
+from wp2_jax.inference import generate, load, stream
+from wp2_jax.models import passes
+from wp2_jax.models.dit import DiT
+
+CHUNKS = 16
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory) -> load.Loaded:
+    workdir: Path = random_workdir.write(tmp_path_factory.mktemp("curriculum"), ("base", "stable_forcing"))
+    return load.load(workdir, "few_step")
+
+
+@pytest.fixture(scope="module")
+def spec(student):
+    return generate.stream_spec(student.source, CHUNKS)
+
+
+@pytest.fixture(scope="module")
+def contexts(student) -> jax.Array:
+    """[4, 1, 1, S, D]: a context for each of four captions."""
+    ids = jnp.asarray(student.tokenizer.encode(random_workdir.CAPTIONS))[:, None]
+    return jnp.stack([generate.encode_text(student.world, student.text_params, row[None]) for row in ids])
+
+
+def begin(spec, student, contexts) -> stream.StreamState:
+    image = np.random.default_rng(0).uniform(-1, 1, (1, spec.height, spec.width, 3)).astype(np.float32)
+    frames = generate.condition_frames(spec)
+    return generate.start(spec, student.params, jnp.asarray(image), frames, jnp.copy(contexts[3]), jnp.copy(KEY))
+
+
+def forward(spec, student, state, rows, context, first: bool):
+    """Emit and absorb from a copy: the state that is given stays."""
+    state, made = generate.emit(spec, student.params, copy(state), jnp.asarray(rows[None]), context, first=first)
+    state, _ = generate.absorb(spec, student.params, state, made, first=first)
+    return state, np.asarray(made.video)[0]
+
+
+def copy(state):
+    return jax.tree.map(jnp.copy, state)
+
+
+def rows_of(action: str) -> np.ndarray:
+    return parse_actions(action, "tps", yaw_rotation_speed_deg=YAW, pitch_rotation_speed_deg=PITCH)
+
+
+def assert_equal(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+
+
+def test_an_action_reaches_the_tokens_of_its_own_frame():
+    """Without self-attention nothing moves between frames: what changes is what the action was injected into."""
+    world = the_world()
+    params = random_workdir.experts(10)["high"]
+    attention = params["blocks"]["self_attention"]
+    still = {**attention, "out": jax.tree.map(np.zeros_like, attention["out"])}
+    params = {**params, "blocks": {**params["blocks"], "self_attention": still}}
+    random = np.random.default_rng(1)
+    frames, side = 8, 8
+    noisy = random.standard_normal((1, frames, side, side, 16)).astype(np.float32)
+    y = random.standard_normal((1, frames, side, side, 20)).astype(np.float32)
+    context = random.standard_normal((1, 1, 112, 16)).astype(np.float32)
+    positions = jnp.arange(frames, dtype=jnp.int32)[None]
+
+    @jax.jit
+    def velocity(rows):
+        t = jnp.full((1, frames), 700.0)
+        captions = jnp.zeros_like(positions)
+        model = DiT(world.dit)
+        group = passes.full_frames(model, params, noisy, y, t, rows, positions, captions)
+        return passes.bidirectional_frames(model, params, [group], context, None)
+
+    # One w at latent frame 5 only.
+    rest, once = np.zeros((2, 1, frames, 6), np.float32)
+    once[0, 5, 2] = 1
+    changed = np.abs(np.asarray(velocity(rest)) - np.asarray(velocity(once))).max(axis=(0, 2, 3, 4))
+    assert changed[5] > 1e-3
+    assert (np.delete(changed, 5) == 0).all()
+
+
+def test_an_action_acts_from_its_frame_on(spec, student, contexts):
+    """One w at latent frame 5: chunk 0 (frames 0-3) is the same to the bit, chunk 1 is not."""
+    rest, once = rows_of("none-12"), rows_of("none-5,w-1,none-6")
+    made = []
+    for rows in (rest, once):
+        state = begin(spec, student, contexts)
+        videos = []
+        for chunk in range(2):
+            part = rows[4 * chunk : 4 * (chunk + 1)]
+            state, video = forward(spec, student, state, part, contexts[0], chunk == 0)
+            videos.append(video)
+        made.append(videos)
+    np.testing.assert_array_equal(made[0][0], made[1][0])
+    assert np.abs(made[0][1] - made[1][1]).max() > 1e-3
+
+
+def test_memory_takes_each_frame_s_own_action(spec, student, contexts):
+    """Of chunk 1 (no sink) the memory has frames 0 and 2 (compressed) and 3 (the latest): frame 1 is not in it."""
+    rows = rows_of("none-8")[4:]
+    state, _ = forward(spec, student, begin(spec, student, contexts), rows, contexts[0], True)
+    _, made = generate.emit(spec, student.params, copy(state), jnp.asarray(rows[None]), contexts[0], first=False)
+
+    def caches(frame: int | None):
+        changed = rows.copy()
+        if frame is not None:
+            changed[frame, 1] = YAW
+        moved = made.replace(actions=jnp.asarray(changed[None]))
+        after, _ = generate.absorb(spec, student.params, copy(state), moved, first=False)
+        return [np.asarray(after.experts[name].cache.k) for name in spec.experts.names]
+
+    expected, layout = caches(None), spec.layout
+    chunk = layout.compressed_start + layout.chunk_tokens
+    frame_tokens = layout.memory_rows * layout.memory_cols
+    latest = slice(layout.temporal_start, layout.compressed_start)
+    parts = {0: slice(chunk, chunk + frame_tokens), 2: slice(chunk + frame_tokens, chunk + 2 * frame_tokens), 3: latest}
+    for frame in range(4):
+        for before, after in zip(expected, caches(frame), strict=True):
+            # The keys of the first layer are made before any token sees another.
+            changed = np.abs(after[0] - before[0]).max(axis=(0, 2, 3)) > 0
+            assert not changed.any()
+            deep = np.flatnonzero(np.abs(after[1] - before[1]).max(axis=(0, 2, 3)) > 0)
+            if frame == 1:
+                assert not deep.size
+            else:
+                assert set(range(*parts[frame].indices(layout.tokens))) <= set(deep)
+                # Earlier chunks and the sink stay as they were computed.
+                assert not set(deep) & {*range(layout.temporal_start), *range(layout.compressed_start, chunk)}
+
+
+def test_nothing_recompiles_and_nothing_grows(spec, student, contexts):
+    rows = rows_of(f"none-4,w+right-{4 * CHUNKS - 4}")
+    state = begin(spec, student, contexts)
+    shapes = compiled = None
+    for chunk in range(CHUNKS):
+        part = jnp.asarray(rows[None, 4 * chunk : 4 * (chunk + 1)])
+        state, made = generate.emit(spec, student.params, state, part, contexts[chunk % 3], first=chunk == 0)
+        state, _ = generate.absorb(spec, student.params, state, made, first=chunk == 0)
+        now = jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        sizes = generate.emit._cache_size(), generate.absorb._cache_size()
+        if chunk == 1:
+            shapes, compiled = now, sizes
+        elif chunk > 1:
+            # The same program and the same buffers: after 64 latent frames a chunk costs what it does after 8.
+            assert (now, sizes) == (shapes, compiled)
+        assert int(state.index) == chunk + 1 and np.isfinite(made.video).all()
+    assert all(int(expert.cache.chunks) == CHUNKS for expert in state.experts.values())
+
+
+def test_a_world_can_be_forked(spec, student, contexts):
+    rows = rows_of("none-4,w-4,w+right-4")
+    state, _ = forward(spec, student, begin(spec, student, contexts), rows[:4], contexts[0], True)
+    state, _ = forward(spec, student, state, rows[4:8], contexts[0], False)
+    snapshot = copy(state)
+    straight = forward(spec, student, state, rows[8:], contexts[0], False)
+    other = forward(spec, student, state, -rows[8:], contexts[1], False)
+    again = forward(spec, student, state, rows[8:], contexts[0], False)
+    assert_equal(straight, again)
+    assert_equal(state, snapshot)
+    assert np.abs(straight[1] - other[1]).max() > 1e-3
+
+
+def test_step_is_emit_and_absorb(spec, student, contexts):
+    rows = rows_of("none-4,w-4")
+    state, _ = forward(spec, student, begin(spec, student, contexts), rows[:4], contexts[0], True)
+    expected = forward(spec, student, state, rows[4:], contexts[1], False)
+    step = jax.jit(stream.step, static_argnums=0, static_argnames=("first",))
+    after, video = step(spec, student.params, state, jnp.asarray(rows[None, 4:]), contexts[1], first=False)
+    np.testing.assert_allclose(video[0], expected[1], atol=1e-5)
+    assert int(after.index) == int(expected[0].index) == 2
