@@ -13,7 +13,7 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 700),
+    "autoencoder": (6000, 400),
     "base": (3000, 250),
     "action": (4000, 300),
     "memory_1": (1500, 100),
@@ -96,10 +96,13 @@ def _quick(c: ConfigDict) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
     c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
-    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(48, 32, 24, 16)))
+    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(32, 24, 16, 16)))
     c.data.update(dict(clips=160, maps=16, test_maps=2))
     c.train.update(dict(evaluate_every=50, sample_every=0, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
+    if c.stage == "autoencoder":
+        c.train.update(dict(batch=4, evaluate_batches=4))
+        c.objective.update(dict(pictures=9))
     if c.stage == "stable_forcing":
         c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
         c.objective.update(dict(chunks=6))
