@@ -19,8 +19,6 @@ def attend(
     """
     if mask is not None:
         mask = jnp.broadcast_to(mask[:, None], (mask.shape[0], 1, q.shape[1], k.shape[1]))
-    # The library promotes bfloat16 to float32 implicitly inside.
-    with jax.numpy_dtype_promotion("standard"):
-        # Inside, jax mixes its float32 scale with bfloat16 logits.
+    # Inside, the library mixes its float32 scale with bfloat16 logits.
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale)
