@@ -44,8 +44,8 @@ def config(stage: str, **changes) -> dict:
     return values
 
 
-def random_like(shapes, seed: int):
-    """Random weights of these shapes, none zero: kernels keep variances, scales are about 1. Nothing compiles."""
+def random_like(shapes, seed: int, gain: float = 1.2):
+    """Random weights, none zero: kernels of variance gain^2 / inputs, scales about 1. Nothing compiles."""
     random = np.random.default_rng(seed)
 
     def leaf(name: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -54,7 +54,7 @@ def random_like(shapes, seed: int):
             return 1 + 0.1 * noise
         if name.endswith("kernel"):
             inputs = like.shape[1:-1] if name.startswith("blocks/") else like.shape[:-1]
-            return 1.2 * noise / np.float32(np.sqrt(np.prod(inputs)))
+            return np.float32(gain / np.sqrt(np.prod(inputs))) * noise
         return 0.1 * noise
 
     return tree.map_named(leaf, shapes)
@@ -105,7 +105,9 @@ def write(workdir: Path, stages: tuple[str, ...] = ("base", "teacher_forcing", "
     """Autoencoder, the stages asked for, and a tokenizer."""
     world = the_world()
     key = jax.random.key(1)
-    vae = random_like(jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)), 2)
+    vae = random_like(jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)), 2, gain=1.0)
+    # Mid-grey, so that pictures are not clamped and show what changes.
+    vae["decoder"]["conv_out"]["bias"] = np.full(3, 0.5, np.float32)
     save(workdir, "autoencoder", {"autoencoder": vae}, ("autoencoder",))
     text = random_like(jax.eval_shape(lambda: umt5.init(world.text, key)), 3)
     roles = {

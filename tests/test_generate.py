@@ -13,7 +13,7 @@ import random_workdir
 from PIL import Image
 from random_workdir import PITCH, SIZE, YAW, config, experts, save, the_world, write_inputs
 
-from wp2_jax import cli, sharding, tree
+from wp2_jax import cli, tree
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.errors import ControlWarning, GeometryError
 from wp2_jax.controls.images import load_image
@@ -57,10 +57,8 @@ def pictures_in(path: Path) -> int:
 )
 def test_command(workdir, tmp_path, capsys, mode, stage, lengths):
     path = write_inputs(tmp_path, *lengths)
-    given = arguments(
-        "--checkpoint", workdir, "--input", path, "--output", tmp_path / "out", "--mode", mode, "--seed", 0
-    )
-    assert command.run(given) == 0
+    out = tmp_path / "out"
+    assert command("--checkpoint", workdir, "--input", path, "--output", out, "--mode", mode, "--seed", 0) == 0
     for number, length in enumerate(lengths):
         assert pictures_in(tmp_path / "out" / f"world{number}.mp4") == 13 + 16 * (length // 4 - 1)
         sheet = Image.open(tmp_path / "out" / f"world{number}.png")
@@ -107,27 +105,6 @@ def test_what_runs_how_often(student, tmp_path, monkeypatch):
     list(generate.generate(student, request, 0))
     # The last chunk is not taken into the memory; each caption is encoded once, and the null caption.
     assert {name: calls.count(name) for name in set(calls)} == {"start": 1, "emit": 3, "absorb": 2, "encode_text": 3}
-
-
-def check_mesh(workdir, student, tmp_path, devices):
-    (request,) = requests_for(student, write_inputs(tmp_path, 8))
-    expected = np.concatenate(list(generate.generate(student, request, 0)))
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=devices), jax.devices()[:devices])
-    spread = load.load(workdir, "few_step", mesh=mesh, rules=sharding.Rules(sharding.RULES.specs, min_size=1))
-    kernel = spread.params["experts"]["high"]["blocks"]["ffn"]["layer_0"]["kernel"]
-    assert len(kernel.sharding.device_set) == devices and not kernel.sharding.is_fully_replicated
-    found = np.concatenate(list(generate.generate(spread, request, 0)))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-def test_mesh(workdir, student, tmp_path):
-    check_mesh(workdir, student, tmp_path, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
-def test_meshes(workdir, student, tmp_path, devices):
-    check_mesh(workdir, student, tmp_path, devices)
 
 
 def test_weights(workdir, student):
