@@ -287,9 +287,9 @@ def test_example_input():
     items = load_inputs(EXAMPLE, options)
     assert [item.output_name for item in items] == ["video", "walk_first_person"]
     assert len(set(items[0].chunk_captions)) == 2 and "The event is:" in items[0].chunk_captions[-1]
-    world = tiny.get_config("quick-stable_forcing").world
+    world = tiny.get_config("quick-stable_forcing").to_dict()["world"]
     for item in items:
-        assert Image.open(item.image_path).size == (world.width, world.height)
+        assert Image.open(item.image_path).size == (world["width"], world["height"])
 
 
 @pytest.mark.parametrize("kind", ["tiny", "wan"])

@@ -63,6 +63,10 @@ def rows_of(action: str) -> np.ndarray:
     return parse_actions(action, "tps", yaw_rotation_speed_deg=YAW, pitch_rotation_speed_deg=PITCH)
 
 
+def compiled_programs(jitted) -> int:
+    return jitted._cache_size()
+
+
 def assert_equal(a, b):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -81,7 +85,7 @@ def test_an_action_reaches_the_tokens_of_its_own_frame():
     frames, side = 8, 8
     noisy = random.standard_normal((1, frames, side, side, 16)).astype(np.float32)
     y = random.standard_normal((1, frames, side, side, 20)).astype(np.float32)
-    context = random.standard_normal((1, 1, 112, 16)).astype(np.float32)
+    context = jnp.asarray(random.standard_normal((1, 1, 112, 16)).astype(np.float32))
     positions = jnp.arange(frames, dtype=jnp.int32)[None]
 
     @jax.jit
@@ -159,7 +163,7 @@ def check_mesh(workdir, student, tmp_path, devices):
     kernel = spread.params["experts"]["high"]["blocks"]["ffn"]["layer_0"]["kernel"]
     assert len(kernel.sharding.device_set) == devices and not kernel.sharding.is_fully_replicated
     found = np.concatenate(list(generate.generate(spread, request, 0)))
-    # Rounding over a rollout: 1e-6 in the start picture moves this random world by 8e-5, another seed by 2.
+    # Rounding over a rollout: 1e-6 in the start picture moves this random world by 8e-5.
     np.testing.assert_allclose(found, expected, atol=5e-4)
 
 
@@ -182,14 +186,15 @@ def test_nothing_recompiles_and_nothing_grows(spec, student, contexts):
         state, made = generate.emit(spec, student.params, state, part, contexts[chunk % 3], first=chunk == 0)
         state, _ = generate.absorb(spec, student.params, state, made, first=chunk == 0)
         now = jax.tree.map(lambda x: (x.shape, x.dtype), state)
-        sizes = generate.emit._cache_size(), generate.absorb._cache_size()
+        sizes = compiled_programs(generate.emit), compiled_programs(generate.absorb)
         if chunk == 1:
             shapes, compiled = now, sizes
         elif chunk > 1:
             # The same program and the same buffers: after 64 latent frames a chunk costs what it does after 8.
             assert (now, sizes) == (shapes, compiled)
         assert int(state.index) == chunk + 1 and np.isfinite(made.video).all()
-    assert all(int(expert.cache.chunks) == CHUNKS for expert in state.experts.values())
+    caches = [expert.cache for expert in state.experts.values()]
+    assert all(cache is not None and int(cache.chunks) == CHUNKS for cache in caches)
 
 
 def test_a_world_can_be_forked(spec, student, contexts):

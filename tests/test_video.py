@@ -1,5 +1,7 @@
 """Videos and contact sheets: rounding, frame counts, colours, whole files or none."""
 
+from fractions import Fraction
+
 import av
 import numpy as np
 import pytest
@@ -53,7 +55,7 @@ def test_mp4(tmp_path):
     assert len(pictures) == 13 + 2 * 16
     assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
     assert stream.average_rate == 16
-    assert float(stream.duration * stream.time_base) == pytest.approx(45 / 16)
+    assert stream.duration and stream.time_base and stream.duration * stream.time_base == Fraction(45, 16)
     for index, colour in ((0, 0), (12, 0), (13, 1), (28, 1), (29, 2), (44, 2)):
         assert pictures[index].shape == (256, 384, 3)
         off = pictures[index].astype(int) - colours[colour]
@@ -100,10 +102,10 @@ def test_contact_sheet(tmp_path):
     (y0, x0), (y1, x1), (y2, x2) = found
     assert y0 == y1 < y2 and x0 == x2 < x1
     # Text under each picture: one line, two, and the long one wrapped to more.
-    ink = [(sheet[y + 257 :, x : x + 256] < 128).all(-1).any(1) for y, x in found]
+    ink = [np.any(sheet[y + 257 :, x : x + 256].max(-1) < 128, axis=1) for y, x in found]
     lines_of_ink = [[block.any() for block in np.split(rows[:85], 5)] for rows in ink]
     assert lines_of_ink[0][0] and lines_of_ink[1][:2] == [True, True] and lines_of_ink[2][:4] == [True] * 4
-    assert (sheet < 128).all(-1)[: y0 - 1].any()
+    assert np.any(sheet[: y0 - 1].max(-1) < 128)
 
 
 def test_contact_sheet_needs_pictures(tmp_path):

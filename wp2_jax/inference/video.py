@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import av.container
 import numpy as np
 from av.video.reformatter import Colorspace
 from PIL import Image, ImageDraw, ImageFont
