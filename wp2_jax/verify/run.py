@@ -253,8 +253,10 @@ def check_complete(folder: Path, stems: list[str], models: list[str]) -> list[Re
     results = [failed(f"complete/{kind}", "no item of this kind") for kind in REQUIRED if kind not in kinds]
     results += [failed(f"complete/{model}", "no manifest of it") for model in manifests.MODELS if model not in models]
     for stem in stems:
-        path = folder / f"{stem}.json"
-        sidecar = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        try:
+            sidecar = json.loads((folder / f"{stem}.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            continue  # the item itself has failed already
         named = re.findall(r"(?:weights|inputs)_\w+", f"{sidecar.get('weights')} {sidecar.get('inputs')}")
         results += [
             failed(f"complete/{name}", f"{stem} names it, it is missing") for name in named if name not in stems
