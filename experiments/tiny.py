@@ -85,7 +85,7 @@ OBJECTIVES = {
     "memory_1": dict(drawn=8, history=32, dropout=0.1, rank=16),
     "memory_2": dict(target=8, history=32, dropout=0.1),
     "teacher_forcing": dict(target=16, history=24, dropout=0.1),
-    "pdd": dict(target=16, history=24, dropout=0.1, guidance=1.5, solver="euler"),
+    "pdd": dict(target=16, history=24, dropout=0.0, guidance=1.5, solver="euler"),
     "stable_forcing": dict(
         chunks=10, clip=8, guidance=1.5, fake_updates=5, fake_learning_rate=4e-6, memory_grad="none"
     ),

@@ -13,7 +13,8 @@ from jax import lax
 SAME = ((1, 1), (1, 1))
 """Padding of a 3x3 convolution that keeps the size."""
 
-_KERNEL_INIT = nn.initializers.lecun_normal()
+# Most convolutions are followed by an activation that halves the variance.
+_KERNEL_INIT = nn.initializers.he_normal()
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, stride: int = 1, padding=SAME) -> jax.Array:
@@ -56,7 +57,8 @@ def upsample(x: jax.Array) -> jax.Array:
 
 def _kernel(module: nn.Module, *shape: int) -> jax.Array:
     """Declares `kernel`; float32 to compute with, whatever dtype it is kept in."""
-    return module.param("kernel", _KERNEL_INIT, shape, jnp.float32).astype(jnp.float32)
+    init = getattr(module, "kernel_init", None) or _KERNEL_INIT
+    return module.param("kernel", init, shape, jnp.float32).astype(jnp.float32)
 
 
 def _bias(module: nn.Module, features: int) -> jax.Array:
@@ -83,6 +85,7 @@ class Conv2d(nn.Module):
     stride: int = 1
     padding: tuple[tuple[int, int], tuple[int, int]] | None = None  # None: keep the size
     use_bias: bool = True
+    kernel_init: nn.initializers.Initializer | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wp2_jax.models import layers, rope
-from wp2_jax.models.actions import ACTION_WIDTH, ActionEncoder, ActionInjection
+from wp2_jax.models.actions import ActionEncoder, ActionInjection
 from wp2_jax.models.attention import attend
 from wp2_jax.models.cache import CacheLayout
 from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
@@ -36,7 +36,7 @@ class DiTConfig:
     patch: int = 2
     eps: float = 1e-6
     rope_frames: int = 1024
-    memory: MemoryConfig = MemoryConfig()
+    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
     head: str = "velocity"
     intervals: int = 0
     blocks: int = 2

@@ -64,6 +64,7 @@ class Mlp(nn.Module):
         return x
 
 
-def dense(features: int, owner, name: str, kernel_init=nn.initializers.xavier_uniform()) -> nn.Dense:
+def dense(features: int, owner, name: str, kernel_init: nn.initializers.Initializer | None = None) -> nn.Dense:
     """A linear layer with the dtypes of the module that owns it."""
-    return nn.Dense(features, dtype=owner.dtype, param_dtype=owner.param_dtype, kernel_init=kernel_init, name=name)
+    init = nn.initializers.xavier_uniform() if kernel_init is None else kernel_init
+    return nn.Dense(features, dtype=owner.dtype, param_dtype=owner.param_dtype, kernel_init=init, name=name)

@@ -1,7 +1,7 @@
 """Who sees whom, frame by frame (spec section 4).
 
-All tokens of a frame see the same, so a mask is a small bool array [B or 1, query frames, key frames]; `expand` turns it
-into tokens for a kernel that wants a dense mask.
+All tokens of a frame see the same, so a mask is a small bool array [B or 1, query frames, key frames]; `expand` turns
+it into tokens for a kernel that wants a dense mask.
 """
 
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def denoise(layout: CacheLayout, chunks: jnp.ndarray, frames: int) -> jnp.ndarra
 def bidirectional(length: jnp.ndarray, sink: int, memory: int, temporal: int, frames: int, factor: int) -> jnp.ndarray:
     """[B, F, F] over [sink | cmp | tmp | generated]: everyone sees every frame that is there.
 
-    `length` [B] int32 is the history in latent frames; memory frames past it, and all memory where it is 0, are padding.
+    `length` [B] int32 is the history in latent frames; memory frames past it are padding, all of them where it is 0.
     """
     some = length[:, None] > 0
     valid = jnp.concatenate(

@@ -1,17 +1,19 @@
 """The memory compressor: latents at full resolution -> a few tokens, causally (spec section 4).
 
-32 times fewer tokens: 2 in time and 4 x 4 in space beyond the patch grid, so that its grid is that of the low-resolution
-twin. One-shot and streaming are the same code: a stream carries the last frames before each causal convolution, a
-one-shot pass starts from zeros.
+32 times fewer tokens: 2 in time and 4 x 4 in space beyond the patch grid, so that its grid is that of the
+low-resolution twin. One-shot and streaming are the same code: a stream carries the last frames before each causal
+convolution, a one-shot pass starts from zeros.
 """
 
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from wp2_jax.models import layers
 from wp2_jax.models.attention import attend
+from wp2_jax.models.convolution import causal_conv, last_frames
 
 CompressorState = tuple[jnp.ndarray, ...]
 
@@ -77,6 +79,23 @@ def average_down(x: jnp.ndarray, channels: int, time: int, space: int) -> jnp.nd
     return x.reshape(b, t // time, h // space, w // space, channels, -1).mean(axis=-1)
 
 
+class _CausalConv(nn.Module):
+    """A convolution over time and space that sees no later frame; `stride` is in time."""
+
+    width: int
+    taps: tuple[int, int, int]
+    stride: int
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: jnp.ndarray, history: jnp.ndarray) -> jnp.ndarray:
+        shape = (*self.taps, x.shape[-1], self.width)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, self.param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.width,), self.param_dtype)
+        return causal_conv(x, kernel.astype(self.dtype), history, self.stride) + bias.astype(self.dtype)
+
+
 class _Stage(nn.Module):
     width: int
     spatial: bool
@@ -84,23 +103,26 @@ class _Stage(nn.Module):
     dtype: jnp.dtype
     param_dtype: jnp.dtype
 
-    def _conv(self, name: str, kernel: tuple[int, ...], **options) -> nn.Conv:
-        return nn.Conv(self.width, kernel, dtype=self.dtype, param_dtype=self.param_dtype, name=name, **options)
+    def _causal(self, name: str, taps: tuple[int, int, int], stride: int = 1) -> "_CausalConv":
+        return _CausalConv(self.width, taps, stride, self.dtype, self.param_dtype, name=name)
 
     @nn.compact
     def __call__(self, x: jnp.ndarray, tails: list[jnp.ndarray]) -> tuple[jnp.ndarray, list[jnp.ndarray]]:
-        padded = jnp.concatenate([tails.pop(0).astype(x.dtype), x], axis=1)
-        kept = [padded[:, -2:]]
-        out = nn.silu(self._conv("conv", (3, 3, 3), padding=((0, 0), (1, 1), (1, 1)))(padded))
+        tail = tails.pop(0).astype(x.dtype)
+        kept = [last_frames(tail, x)]
+        out = nn.silu(self._causal("conv", (3, 3, 3))(x, tail))
         if self.spatial:
+            padding = ((0, 1), (0, 1))
+            down = nn.Conv(
+                self.width, (3, 3), 2, padding, dtype=self.dtype, param_dtype=self.param_dtype, name="spatial"
+            )
             b, t = out.shape[:2]
-            down = self._conv("spatial", (3, 3), strides=2, padding=((0, 1), (0, 1)))
             out = down(out.reshape(b * t, *out.shape[2:]))
             out = out.reshape(b, t, *out.shape[1:])
         if self.temporal:
-            padded = jnp.concatenate([tails.pop(0).astype(x.dtype), out], axis=1)
-            kept.append(padded[:, -2:])
-            out = self._conv("temporal", (3, 1, 1), strides=(2, 1, 1), padding="VALID")(padded)
+            tail = tails.pop(0).astype(x.dtype)
+            kept.append(last_frames(tail, out))
+            out = self._causal("temporal", (3, 1, 1), stride=2)(out, tail)
         if self.spatial or self.temporal:
             shortcut = average_down(x, self.width, 2 if self.temporal else 1, 2 if self.spatial else 1)
         else:
@@ -120,7 +142,9 @@ class _FrameAttention(nn.Module):
         b, t, h, w, c = x.shape
         gain = self.param("gain", nn.initializers.ones, (c,), self.param_dtype)
         wide = x.astype(jnp.float32)
-        wide = wide / jnp.maximum(jnp.linalg.norm(wide, axis=-1, keepdims=True), 1e-12) * c**0.5
+        # max(norm, 1e-12), written so that a zero vector (padded history) has a finite gradient.
+        square = jnp.maximum(jnp.square(wide).sum(axis=-1, keepdims=True), 1e-24)
+        wide = wide * jax.lax.rsqrt(square) * c**0.5
         normed = (wide * gain.astype(jnp.float32)).astype(self.dtype)
         qkv = layers.dense(3 * c, self, "qkv")(normed).reshape(b * t, h * w, 3, self.heads, c // self.heads)
         out = attend(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]).reshape(b, t, h, w, c)

@@ -69,7 +69,8 @@ def full_frames(model: DiT, params, latents, y, t, actions, positions, captions,
 def memory_frames(tokens: jnp.ndarray, actions, captions, first: jnp.ndarray | int, grid: tuple[int, int]) -> Frames:
     """x_cmp tokens as frames: memory frame j stands at latent frame 2j with that frame's action and caption.
 
-    tokens [B, M*rows*cols, D]; actions [B, 2M, 6] or None and captions [B, 2M] of the latent frames; `first` memory frame.
+    tokens [B, M*rows*cols, D]; actions [B, 2M, 6] or None and captions [B, 2M] of the latent frames; `first` memory
+    frame.
     """
     rows, cols = grid
     batch, count = tokens.shape[0], tokens.shape[1] // (rows * cols)
@@ -105,7 +106,7 @@ def memory(
     model: DiT, params, history: History, length: jnp.ndarray, sink: int, temporal: int
 ) -> tuple[list[Frames], int]:
     """The groups [sink | cmp | tmp] of histories of `length` [B] latent frames, and the number of cmp frames."""
-    batch, frames, h, w, _ = history.latents.shape
+    batch, _, h, w, _ = history.latents.shape
     compressed = memory_frames(
         compress(model, params, history), history.actions, history.captions, 0, memory_grid(model, h, w)
     )
@@ -243,8 +244,8 @@ def teacher_forcing(
 ) -> jnp.ndarray:
     """All target chunks in one masked pass, each as prefill + denoise would see it.
 
-    noisy [B, L, h, w, 16], L a multiple of `chunk`; t [B, L]; `clip` holds the history and the L clean targets; start [B]
-    int32 first target frame (multiple of `chunk`). Returns head outputs for the L frames.
+    noisy [B, L, h, w, 16], L a multiple of `chunk`; t [B, L]; `clip` holds the history and the L clean targets; start
+    [B] int32 first target frame (multiple of `chunk`). Returns head outputs for the L frames.
     """
     frames = noisy.shape[1]
     if frames % chunk:

@@ -16,8 +16,6 @@ from flax import linen as nn
 from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, State, check_chunk, check_video
 from wp2_jax.models.convolution import Conv2d, upsample
 
-BLOCKS = 3
-"""Memory blocks at each of the three sizes of both halves."""
 POOLS = (2, 2, 1)
 """Frames that each pool of the encoder joins."""
 GROWS = (1, 2, 2)
@@ -31,17 +29,13 @@ class TinyVaeConfig:
     encoder_width: int = 64
     decoder_widths: tuple[int, ...] = (256, 128, 64, 64)
     latent_channels: int = LATENT_CHANNELS
+    blocks: int = 3  # memory blocks at each of the three sizes of both halves
 
     def __post_init__(self):
         # A list (from JSON) becomes a tuple: linen modules hash their fields.
         object.__setattr__(self, "decoder_widths", tuple(self.decoder_widths))
         if len(self.decoder_widths) != 4:
             raise ValueError(f"decoder_widths {self.decoder_widths}: give 4 widths, from the latents to the pictures")
-
-    @property
-    def blocks(self) -> int:
-        """Memory blocks a level."""
-        return BLOCKS
 
 
 class MemoryBlock(nn.Module):
@@ -54,7 +48,8 @@ class MemoryBlock(nn.Module):
         before = jnp.concatenate([past[:, None], x[:, :-1]], axis=1)
         y = nn.relu(Conv2d(width, name="conv_0")(jnp.concatenate([x, before], axis=-1)))
         y = nn.relu(Conv2d(width, name="conv_1")(y))
-        return nn.relu(Conv2d(width, name="conv_2")(y) + x), x[:, -1]
+        # Zero at first: a fresh block passes its input on, and a deep stack of them trains from scratch.
+        return nn.relu(Conv2d(width, kernel_init=nn.initializers.zeros, name="conv_2")(y) + x), x[:, -1]
 
 
 class Pool(nn.Module):
@@ -101,7 +96,7 @@ class Encoder(nn.Module):
         for level, stride in enumerate(POOLS):
             x = Pool(stride, name=f"pool_{level}")(x, first)
             x = Conv2d(width, stride=2, use_bias=False, name=f"down_{level}")(x)
-            for block in range(BLOCKS):
+            for block in range(self.config.blocks):
                 x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
                 after.append(past)
         return tuple(after), Conv2d(self.config.latent_channels, name="conv_out")(x)
@@ -118,7 +113,7 @@ class Decoder(nn.Module):
         x = 3.0 * jnp.tanh(x / 3.0)
         x = nn.relu(Conv2d(widths[0], name="conv_in")(x))
         for level, stride in enumerate(GROWS):
-            for block in range(BLOCKS):
+            for block in range(self.config.blocks):
                 x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
                 after.append(past)
             x = Grow(stride, name=f"grow_{level}")(upsample(x), first)
@@ -175,7 +170,7 @@ class TinyVae(nn.Module):
         return tuple(
             jnp.zeros((batch, height >> level, width >> level, self.config.encoder_width))
             for level in (1, 2, 3)
-            for _ in range(BLOCKS)
+            for _ in range(self.config.blocks)
         )
 
     @nn.nowrap
@@ -184,5 +179,5 @@ class TinyVae(nn.Module):
         return tuple(
             jnp.zeros((batch, height >> level, width >> level, channels))
             for level, channels in zip((3, 2, 1), self.config.decoder_widths, strict=False)
-            for _ in range(BLOCKS)
+            for _ in range(self.config.blocks)
         )

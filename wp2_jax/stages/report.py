@@ -78,7 +78,7 @@ def _videos(workdir: Path) -> list[str]:
     parts = []
     for path in sorted((workdir / "generated").glob("*.mp4")):
         source = html.escape(path.relative_to(workdir).as_posix())
-        sheet = path.with_name(f"{path.stem}_sheet.png")
+        sheet = path.with_suffix(".png")
         shown = _picture(sheet.read_bytes(), f"contact sheet of {path.stem}") if sheet.exists() else ""
         parts.append(
             f"<section><h2>{html.escape(path.stem)}</h2>"

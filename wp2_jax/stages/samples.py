@@ -8,17 +8,13 @@ import numpy as np
 
 from wp2_jax.array_types import Params
 from wp2_jax.controls.geometry import picture_count
-from wp2_jax.inference import stream
+from wp2_jax.inference import generate
 from wp2_jax.inference.spec import StreamSpec, capacity_for
 from wp2_jax.inference.world import World
 
 COLUMNS = 8
 # Enough for a look while training; generation takes the config's steps.
 SAMPLING_STEPS = 12
-
-_emit = jax.jit(stream.emit, static_argnums=0, static_argnames=("first",))
-_absorb = jax.jit(stream.absorb, static_argnums=0, static_argnames=("first",))
-_start = jax.jit(stream.start, static_argnums=(0, 3))
 
 
 def rows_of(videos: list[np.ndarray]) -> np.ndarray:
@@ -59,18 +55,18 @@ def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, c
     null = world.encode_text(text, jnp.asarray(context.null_ids))
     null = jnp.broadcast_to(null[None], (count, 1, *null.shape[1:]))
     actions = jnp.asarray(np.stack([clip["actions"][:frames] for clip in clips]))
-    made = generate(spec, params, jnp.asarray(np.stack([p[0] for p in pictures])), actions, contexts, null)
+    made = worlds(spec, params, jnp.asarray(np.stack([p[0] for p in pictures])), actions, contexts, null)
     return {mode: rows_of([row for pair in zip(pictures, made, strict=True) for row in pair])}
 
 
-def generate(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
-    """A batch of worlds: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> video [B, F, H, W, 3]."""
-    state = _start(spec, params, image, actions.shape[1], null_context, jax.random.key(0))
+def worlds(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
+    """A batch of worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> video [B, F, H, W, 3]."""
+    state = generate.start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(0))
     chunks, video = contexts.shape[1], []
     for index in range(chunks):
         rows = actions[:, index * spec.chunk : (index + 1) * spec.chunk]
-        state, chunk = _emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
+        state, chunk = generate.emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
         video.append(np.asarray(chunk.video))
         if index < chunks - 1:
-            state, _ = _absorb(spec, params, state, chunk, first=index == 0)
+            state, _ = generate.absorb(spec, params, state, chunk, first=index == 0)
     return np.concatenate(video, axis=1)
