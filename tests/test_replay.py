@@ -6,20 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_world import CHUNK, stream_spec, student_weights, vae_weights, world_batch, world_conditions
+from tiny_world import (
+    CHUNK,
+    chunk_of,
+    quick_compilation,
+    quick_jit,
+    stream_spec,
+    student_weights,
+    vae_weights,
+    world_batch,
+    world_conditions,
+)
 
 from wp2_jax.diffusion import pdd
 from wp2_jax.inference import stream
 from wp2_jax.objectives import replay, rollout
 
-# Every block is kept, each expert's blocks with and without a memory.
-BLOCKS = (3, 0, 2, 1, 3, 0)
+# Both experts with a memory, one without; the last block; a second chunk, whose memory's newest part holds the sink.
+BLOCKS = (0, 3, 1)
 CHUNKS = len(BLOCKS)
-ROWS = 2
 KEY = jax.random.key(0)
 
-_emit = jax.jit(stream.emit, static_argnums=0, static_argnames=("first", "trace"))
-_absorb = jax.jit(stream.absorb, static_argnums=0, static_argnames=("first",))
+_emit = quick_jit(stream.emit, static_argnums=0, static_argnames=("first", "trace"))
+_absorb = quick_jit(stream.absorb, static_argnums=0, static_argnames=("first",))
 
 
 @functools.cache
@@ -32,14 +41,11 @@ def _world():
     """(params, conditions, rollout with its compressors, g)."""
     spec = _spec()
     params = {"experts": student_weights(spec), "autoencoder": vae_weights()}
-    given = world_conditions(spec, world_batch(0, ROWS, CHUNKS))
-    functions = rollout.functions(spec, keep_compressors=True)
-    rolled = rollout.run(lambda name, *args: functions[name](*args), params, given, KEY, BLOCKS)
+    given = world_conditions(spec, world_batch(0, 2, CHUNKS))
+    with quick_compilation():
+        functions = rollout.functions(spec, keep_compressors=True)
+        rolled = rollout.run(lambda name, *args: functions[name](*args), params, given, KEY, BLOCKS)
     return params, given, rolled, jax.random.normal(jax.random.key(1), rolled.latents.shape)
-
-
-def _chunk(x, index, size=CHUNK):
-    return x[:, index * size : (index + 1) * size]
 
 
 @functools.cache
@@ -47,57 +53,60 @@ def _states():
     """The stream before each chunk, and the chunks, straight from the functions that generation uses."""
     spec = _spec()
     params, given, _, _ = _world()
-    state = jax.jit(stream.start, static_argnums=(0, 3))(
-        spec, params, given.image, CHUNKS * CHUNK, given.null_context, KEY
-    )
+    start = quick_jit(stream.start, static_argnums=(0, 3))
+    state = start(spec, params, given.image, CHUNKS * CHUNK, given.null_context, KEY)
     states, chunks = [], []
     for index in range(CHUNKS):
         states.append(state)
-        actions, context = _chunk(given.actions, index), _chunk(given.contexts, index, 1)
+        actions, context = chunk_of(given.actions, index), chunk_of(given.contexts, index, 1)
         emitted, chunk = _emit(spec, params, state, actions, context, first=index == 0, trace=True)
-        state, _ = _absorb(spec, params, emitted, chunk, first=index == 0)
         chunks.append(chunk)
+        if index < CHUNKS - 1:
+            state, _ = _absorb(spec, params, emitted, chunk, first=index == 0)
     return states, chunks
 
 
-def _replayed(spec, memory_grad, params, given, rolled, g):
+@functools.cache
+def _replayed(memory_grad, remat):
     """Gradients {expert: tree}: chunk after chunk, each in a program of its own, averaged."""
-    total = jax.tree.map(jnp.zeros_like, params["experts"])
-    functions = {}
+    params, given, rolled, g = _world()
+    spec = stream_spec(CHUNKS, remat=remat)
+    total = jax.tree.map(np.zeros_like, params["experts"])
     for index, block in enumerate(BLOCKS):
         second = index == 1 and memory_grad != "none"
         loss = functools.partial(replay.loss, spec, block=block, memory_grad=memory_grad, second=second)
-        function = functions.setdefault((block, second), jax.jit(jax.grad(loss)))
         name = spec.pdd_schedule.blocks[block].expert
-        grads = function(params["experts"][name], rolled, given, g, jnp.asarray(index, jnp.int32))
-        total[name] = jax.tree.map(lambda a, b: a + b / CHUNKS, total[name], grads)
+        grads = quick_jit(jax.grad(loss))(params["experts"][name], rolled, given, g, jnp.asarray(index, jnp.int32))
+        total[name] = jax.tree.map(lambda a, b: a + np.asarray(b) / CHUNKS, total[name], grads)
     return total
 
 
-def _one_program(spec, memory_grad, params, g):
+def _one_program(memory_grad, remat):
     """The same of one program over all chunks, from the states that the stream really had."""
+    spec = stream_spec(CHUNKS, remat=remat)
+    params, given, _, g = _world()
     states, chunks = _states()
     table = spec.pdd_schedule
-    given = _world()[1]
 
-    def loss(experts):
+    def loss(experts, vae, states, chunks, given, g):
         losses = []
         for index, block in enumerate(BLOCKS):
             kept = table.blocks[block]
-            own = {"experts": experts, "autoencoder": params["autoencoder"]}
+            own = {"experts": experts, "autoencoder": vae}
             state = states[index]
             if memory_grad == "compressor" and index:
                 state, _ = stream.absorb(spec, own, states[index - 1], chunks[index - 1], first=index == 1)
-            actions, context = _chunk(given.actions, index), _chunk(given.contexts, index, 1)
+            actions, context = chunk_of(given.actions, index), chunk_of(given.contexts, index, 1)
             y, _ = stream.chunk_y(spec, state)
             x = chunks[index].trace["input"][block]
             moved, velocity = stream.run_block(spec, own, state, kept, x, y, actions, context)
             x0 = pdd.block_x0(x, moved, velocity, float(table.lasts[block]))
-            target = jax.lax.stop_gradient(x0 - _chunk(g, index))
+            target = jax.lax.stop_gradient(x0 - chunk_of(g, index))
             losses.append(0.5 * jnp.square(x0 - target).mean())
         return sum(losses) / CHUNKS
 
-    return jax.jit(jax.grad(loss))(params["experts"])
+    # All are arguments: constants would be folded while compiling.
+    return quick_jit(jax.grad(loss))(params["experts"], params["autoencoder"], states, chunks, given, g)
 
 
 def _assert_equal_leaves(found, expected):
@@ -111,42 +120,48 @@ def _zero(tree) -> bool:
     return not any(np.any(x) for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("memory_grad", ["none", "compressor"])
+@pytest.mark.parametrize(
+    ("memory_grad", "remat"),
+    [
+        ("none", "none"),
+        ("none", "full"),
+        pytest.param("compressor", "none", marks=pytest.mark.slow),
+        pytest.param("compressor", "full", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_equal_one_differentiable_program(memory_grad, remat):
-    params, given, rolled, g = _world()
-    spec = stream_spec(CHUNKS, remat=remat)
-    found = _replayed(spec, memory_grad, params, given, rolled, g)
-    _assert_equal_leaves(found, _one_program(spec, memory_grad, params, g))
+    found = _replayed(memory_grad, remat)
+    _assert_equal_leaves(found, _one_program(memory_grad, remat))
     for name in ("high", "low"):
         assert not _zero(found[name]["blocks"])
         assert _zero(found[name]["compressor"]) == (memory_grad == "none")
 
 
+@pytest.mark.slow
 def test_tokens_reach_the_network_but_not_the_compressor():
-    params, given, rolled, g = _world()
-    tokens = _replayed(_spec(), "tokens", params, given, rolled, g)
-    none, whole = (_replayed(_spec(), mode, params, given, rolled, g) for mode in ("none", "compressor"))
+    none, tokens, whole = (_replayed(mode, "none") for mode in replay.MEMORY_GRADS)
     for name in ("high", "low"):
-        assert _zero(tokens[name]["compressor"]) and not _zero(whole[name]["compressor"])
-        # The patch embedding of the block's own tokens is all there is, as with a constant cache.
-        np.testing.assert_allclose(tokens[name]["patch_kernel"], none[name]["patch_kernel"], rtol=1e-4, atol=1e-7)
-        key = lambda grads, name=name: np.asarray(grads[name]["blocks"]["self_attention"]["k"]["kernel"])  # noqa: E731
-        assert np.linalg.norm(key(tokens) - key(none)) > 1e-3 * np.linalg.norm(key(none))
-        np.testing.assert_allclose(key(tokens), key(whole), rtol=1e-4, atol=1e-6)
+        assert _zero(tokens[name]["compressor"])
+        # The patch embedding of the block's own tokens is all there is, but they see other keys' gradients alike.
+        np.testing.assert_allclose(tokens[name]["patch_kernel"], none[name]["patch_kernel"], rtol=1e-3, atol=1e-6)
+        key = {
+            mode: grads[name]["blocks"]["self_attention"]["k"]["kernel"]
+            for mode, grads in (("none", none), ("tokens", tokens), ("whole", whole))
+        }
+        assert np.linalg.norm(key["tokens"] - key["none"]) > 1e-3 * np.linalg.norm(key["none"])
+        np.testing.assert_allclose(key["tokens"], key["whole"], rtol=1e-3, atol=1e-6)
 
 
 def test_replaying_the_last_block_gives_the_chunk():
     spec = _spec()
     params, given, rolled, _ = _world()
     last = len(spec.pdd_schedule.blocks) - 1
-    for memory_grad in replay.MEMORY_GRADS:
-        for index in (n for n, block in enumerate(BLOCKS) if block == last):
-            x0 = jax.jit(
-                functools.partial(replay.replay_x0, spec, block=last, memory_grad=memory_grad, second=index == 1)
-            )(params["experts"]["low"], rolled, given, jnp.asarray(index, jnp.int32))
-            expected = _chunk(rolled.latents, index)
-            assert np.abs(x0 - expected).max() <= 1e-5 * np.abs(expected).max()
+    index = BLOCKS.index(last)
+    x0 = quick_jit(functools.partial(replay.replay_x0, spec, block=last))(
+        params["experts"]["low"], rolled, given, jnp.asarray(index, jnp.int32)
+    )
+    expected = chunk_of(rolled.latents, index)
+    assert np.abs(x0 - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_the_cache_of_every_chunk_comes_back():
@@ -154,7 +169,7 @@ def test_the_cache_of_every_chunk_comes_back():
     params, given, rolled, _ = _world()
     states, _ = _states()
     for name in ("high", "low"):
-        found = jax.jit(functools.partial(replay.cache_at, spec, name, memory_grad="none", second=False))
+        found = quick_jit(functools.partial(replay.cache_at, spec, name, memory_grad="none", second=False))
         for index in range(1, CHUNKS):
             cache = found(params["experts"][name], rolled, given, jnp.asarray(index, jnp.int32))
             expected = states[index].experts[name].cache

@@ -2,19 +2,29 @@
 
 import dataclasses
 import functools
+import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny_objectives import CHUNK, CONFIG, TEXT_DIM, TEXT_LEN, random_weights
+from tiny_objectives import CHUNK, CONFIG, TEXT_DIM, TEXT_LEN
 
+from wp2_jax import tree
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.inference.spec import StreamSpec
-from wp2_jax.models import autoencoder
+from wp2_jax.models import autoencoder, passes
 from wp2_jax.objectives import dmd, rollout
 
 SIZE = 64
 VAE = autoencoder.build("tiny", encoder_width=8, decoder_widths=(8, 8, 8, 8))
+# Almost all the time of these tests goes into compiling, and little of it is wanted for so small sizes.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def quick_compilation():
+    """A context in which `jax.jit` is `quick_jit`."""
+    return mock.patch.object(jax, "jit", quick_jit)
 
 
 def stream_spec(capacity: int, **changes) -> StreamSpec:
@@ -31,30 +41,40 @@ def stream_spec(capacity: int, **changes) -> StreamSpec:
     )
 
 
-@functools.cache
-def _vae_weights() -> dict:
-    return jax.jit(lambda key: autoencoder.init_params(VAE, key))(jax.random.key(5))
+def _weights(shapes, seed: int, gain: float) -> dict:
+    """Normal weights of these shapes, none of them zero: kernels by their fan-in, scales around 1."""
+    random = np.random.default_rng(seed)
+
+    def leaf(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        shape = like.shape
+        if name.endswith("kernel"):
+            fan = math.prod(shape[1 if name.startswith("blocks/") else 0 : -1])
+            return jnp.asarray(gain * random.standard_normal(shape) / fan**0.5, jnp.float32)
+        middle = 1.0 if name.endswith(("scale", "gain")) else 0.0
+        return jnp.asarray(middle + 0.1 * random.standard_normal(shape), jnp.float32)
+
+    return tree.map_named(leaf, shapes)
 
 
 def vae_weights() -> dict:
-    """A copy each time: a test may hand it to a function that takes it over."""
-    return jax.tree.map(jnp.copy, _vae_weights())
+    return _weights(jax.eval_shape(lambda key: autoencoder.init_params(VAE, key), jax.random.key(0)), 5, 1.4)
 
 
-def student_weights(spec: StreamSpec) -> dict:
-    """{"high", "low"}: random experts with fused heads."""
+def _experts(models, seed: int) -> dict:
     return {
-        name: jax.tree.map(jnp.copy, random_weights(10 + seed, model.config))
-        for seed, (name, model) in enumerate(spec.models.items())
+        name: _weights(jax.eval_shape(functools.partial(passes.init, model.config), jax.random.key(0)), seed + i, 1.0)
+        for i, (name, model) in enumerate(models.items())
     }
+
+
+def student_weights(spec: StreamSpec, seed: int = 10) -> dict:
+    """{"high", "low"}: random experts with fused heads."""
+    return _experts(spec.models, seed)
 
 
 def teacher_weights(spec: StreamSpec, seed: int) -> dict:
     """{"high", "low"}: random many-step experts."""
-    return {
-        name: jax.tree.map(jnp.copy, random_weights(seed + number, model.config))
-        for number, (name, model) in enumerate(dmd.scorers(spec).items())
-    }
+    return _experts(dmd.scorers(spec), seed)
 
 
 def world_batch(seed: int, rows: int, chunks: int) -> dict[str, np.ndarray]:
@@ -78,3 +98,7 @@ def null_context() -> jax.Array:
 
 def world_conditions(spec: StreamSpec, batch: dict[str, np.ndarray]) -> rollout.Conditions:
     return rollout.conditions(spec, batch["image"], batch["actions"], batch["contexts"], null_context())
+
+
+def chunk_of(x: jax.Array, index: int, size: int = CHUNK) -> jax.Array:
+    return x[:, index * size : (index + 1) * size]

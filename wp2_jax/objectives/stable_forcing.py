@@ -353,19 +353,19 @@ class StableForcing:
         state, norms = self.apply(state, {STUDENT: sums.grads}, ok=ok)
         by_step = jnp.where(counts > 0, sums.norms / jnp.maximum(counts, 1.0), jnp.nan)
         metrics |= {f"grad_norm/step_{block}": by_step[block] for block in range(by_step.shape[0])}
-        return self._pin_state(state), ok, {**metrics, **norms, "replay_loss": sums.loss}
+        return self._pin(state), ok, {**metrics, **norms, "replay_loss": sums.loss}
 
     def _fake_step(self, state: Any, sums: Gradients) -> tuple[Any, Metrics]:
         norm = optax.tree.norm(sums.grads)
         ok = _finite(sums.loss, norm)
         state, _ = self.apply(state, {FAKE: sums.grads}, ok=ok)
-        return self._pin_state(state), {"fake_loss": sums.loss, f"grad_norm/{FAKE}": norm, "ok": ok}
+        return self._pin(state), {"fake_loss": sums.loss, f"grad_norm/{FAKE}": norm, "ok": ok}
 
     def _finish(self, state: Any, student_ok: jax.Array, fakes: list[Metrics]) -> tuple[Any, Metrics]:
         together = jax.tree.map(lambda *values: jnp.stack(values), *fakes)
         fake_ok = together.pop("ok")
         state, counts = self.finish(state, student_ok & jnp.all(fake_ok))
-        return state, {
+        return self._pin(state), {
             **{name: values.mean() for name, values in together.items()},
             **counts,
             "skipped_student": 1 - student_ok.astype(jnp.int32),
@@ -374,10 +374,6 @@ class StableForcing:
 
     def _pin(self, tree: ArrayTree) -> ArrayTree:
         return jax.lax.with_sharding_constraint(tree, sharding.shardings(tree, self.rules, self.mesh))
-
-    def _pin_state(self, state: Any) -> Any:
-        names = ("params", "opt_state", "ema")
-        return state.replace(**{name: self._pin(getattr(state, name)) for name in names})
 
 
 def _finite(*values: jax.Array) -> jax.Array:
