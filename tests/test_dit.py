@@ -13,6 +13,7 @@ from wp2_jax.models import masks, passes
 from wp2_jax.models.dit import DiT, DiTConfig
 from wp2_jax.models.experts import expert_models
 from wp2_jax.models.memory import MemoryConfig, average_down, init_state
+from wp2_jax.verify.experts import apply
 
 CONFIG = DiTConfig(
     dim=40,
@@ -421,8 +422,8 @@ def test_bfloat16_keeps_modulation_and_the_residual_stream_in_float32(params):
 
     def run(params):
         frames = passes.full_frames(model, params, clip.latents, clip.y, t, clip.actions, positions, captions)
-        x, e, stream = model.apply({"params": params}, [frames], context, method="prepare")
-        after, _ = model.apply({"params": params}, x, stream, method="run_blocks")
+        x, e, stream = apply(model, params, [frames], context, method="prepare")
+        after, _ = apply(model, params, x, stream, method="run_blocks")
         return frames.tokens, (x, e, stream.e0, stream.cos, stream.sin, after)
 
     tokens, wide = jax.eval_shape(run, half)

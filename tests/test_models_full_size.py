@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def test_a_full_size_pass_has_the_right_shape():
     params = jax.eval_shape(lambda key: passes.init(config, key), jax.random.key(0))
     h, w, length = 56, 104, 8
 
-    def zeros(*shape, dtype=jnp.float32):
+    def zeros(*shape, dtype=jnp.float32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     history = passes.History(

@@ -280,7 +280,7 @@ def other(tmp_path_factory):
         {"case": 0, "t": "in.t_case0 per-token", "context": 3, "s": 8, "L": 2, "batch": 2},
         {"case": 4, "t": "7 (int64)", "context": 0, "s": 0, "L": 6, "batch": 1, "action": None},
     ]
-    t = np.repeat(np.float32([[100, 900], [0, 450.5]]), h * w // 4, axis=1)
+    t = np.repeat(np.array([[100, 900], [0, 450.5]], np.float32), h * w // 4, axis=1)
     c = {"in.t_case0": t, "out.case0": np.ones((2, 16, 2, h, w), np.float32)}
     save_item(folder, "c_two", {**named, "cases": cases}, c | {"out.case4": np.ones((1, 16, 6, h, w), np.float32)})
 
@@ -346,17 +346,17 @@ def test_other_sizes(other, stem):
 
 
 def test_compare_by_hand():
-    expected = np.float32([0.0, 4.0, -2.0])
-    result = core.compare("x", expected + np.float32([0, 0, 1e-3]), expected, 1e-4)
+    expected = np.array([0.0, 4.0, -2.0], np.float32)
+    result = core.compare("x", expected + np.array([0, 0, 1e-3], np.float32), expected, 1e-4)
     assert not result.ok and abs(result.max_abs - 1e-3) < 1e-6 and abs(result.max_rel - 2.5e-4) < 1e-6
     assert core.compare("x", expected + 3e-4, expected, 1e-4).ok
     assert not core.compare("x", expected[:2], expected, 1.0).ok
     assert not core.compare("x", expected * np.nan, expected, 1.0).ok
     assert not core.compare("x", expected, np.full_like(expected, np.inf), 1.0).ok
-    rows = np.float32([[100, 0], [1, 0]])
-    assert core.compare("x", rows + np.float32([[0, 0], [1e-3, 0]]), rows, 1e-4).ok
-    assert not core.compare_rows("x", rows + np.float32([[0, 0], [1e-3, 0]]), rows, 1e-4).ok
-    assert not core.compare_rows("x", np.float32([[0, 1e-9]]), np.float32([[0, 0]]), 1e-4).ok
+    rows = np.array([[100, 0], [1, 0]], np.float32)
+    assert core.compare("x", rows + np.array([[0, 0], [1e-3, 0]], np.float32), rows, 1e-4).ok
+    assert not core.compare_rows("x", rows + np.array([[0, 0], [1e-3, 0]], np.float32), rows, 1e-4).ok
+    assert not core.compare_rows("x", np.array([[0, 1e-9]], np.float32), np.array([[0, 0]], np.float32), 1e-4).ok
 
 
 def test_compare_bfloat16_by_hand():

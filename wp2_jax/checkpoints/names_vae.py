@@ -10,13 +10,17 @@ POINTWISE = Transform(  # [out, in, 1, 1, 1] <-> [1, 1, in, out]
 def tiny_rules(config) -> list[Rule]:
     """The table of a `TinyVaeConfig`: the layers of each half are numbered in the order they run."""
     blocks = config.blocks
-    rules = _conv("encoder/conv_in", "enc.encoder.0") + _conv("encoder/conv_out", "enc.encoder.17")
-    for level, at in enumerate((2, 7, 12)):
+    rules = _conv("encoder/conv_in", "enc.encoder.0") + _conv("encoder/conv_out", f"enc.encoder.{2 + 3 * (blocks + 2)}")
+    for level in range(3):
+        at = 2 + level * (blocks + 2)
         rules += _conv(f"encoder/pool_{level}/conv", f"enc.encoder.{at}.conv", bias=False)
         rules += _conv(f"encoder/down_{level}", f"enc.encoder.{at + 1}", bias=False)
         rules += _memory_blocks(f"encoder/block_{level}", "enc.encoder", at + 2, blocks)
-    rules += _conv("decoder/conv_in", "dec.decoder.1") + _conv("decoder/conv_out", "dec.decoder.22")
-    for level, at in enumerate((3, 9, 15)):
+    rules += _conv("decoder/conv_in", "dec.decoder.1") + _conv(
+        "decoder/conv_out", f"dec.decoder.{4 + 3 * (blocks + 3)}"
+    )
+    for level in range(3):
+        at = 3 + level * (blocks + 3)
         rules += _memory_blocks(f"decoder/block_{level}", "dec.decoder", at, blocks)
         rules += _conv(f"decoder/grow_{level}/conv", f"dec.decoder.{at + blocks + 1}.conv", bias=False)
         rules += _conv(f"decoder/up_{level}", f"dec.decoder.{at + blocks + 2}", bias=False)

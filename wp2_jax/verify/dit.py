@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,12 @@ from wp2_jax.models import layers, passes, rope
 from wp2_jax.models.dit import Block, DiT, DiTConfig, Stream
 from wp2_jax.verify import golden
 from wp2_jax.verify.core import Result, compare, compare_bfloat16, compare_rows, equal
-from wp2_jax.verify.experts import Inputs, channels_first, dit_config, expert_of, timesteps
+from wp2_jax.verify.experts import Inputs, apply, channels_first, dit_config, expert_of, timesteps
 
 TOLERANCE_TABLE = 1e-6
 TOLERANCE = 1e-5
 
-_bidirectional = jax.jit(passes.bidirectional, static_argnums=0, static_argnames=("sink", "temporal", "token_t"))
+_bidirectional = jax.jit(passes.bidirectional, static_argnums=0, static_argnames=("token_t",))
 
 
 # --- a ---------------------------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def check_embeddings(folder: Path, name: str) -> Iterator[Result]:
             yield compare(f"{name}/sinusoid_{match[1]}", table, tensors[key], TOLERANCE_TABLE)
 
     model, params = expert_of(folder, sidecar)
-    e, e0 = model.apply({"params": params}, t[None], method="encode_time")
+    e, e0 = apply(model, params, t[None], method="encode_time")
     projection = e0[0].reshape(len(t), -1)
     yield compare(f"{name}/time_embedding", e[0], tensors["out.time_embedding"], TOLERANCE)
     yield compare(f"{name}/time_projection", projection, tensors["out.time_projection"], TOLERANCE)
@@ -61,13 +62,14 @@ def check_embeddings(folder: Path, name: str) -> Iterator[Result]:
     used = re.search(r"q/k outputs use grids\[(\d+)\]", text)
     if used is None:
         raise ValueError("the sidecar's text does not say 'q/k outputs use grids[i]'")
-    cos, sin = _tables(*sidecar["grids"][int(used[1])], head_dim)
+    grid, shift = sidecar["grids"][int(used[1])]
+    cos, sin = _tables(grid, shift, head_dim)
     for side in ("q", "k"):
         for suffix, dtype in (("", jnp.float32), ("_bf16in", jnp.bfloat16)):
             x = jnp.asarray(tensors[f"in.{side}"], dtype)
             scale = jnp.asarray(tensors[f"in.norm_{side}_weight"], dtype)
             norm = layers.RMSNorm(sidecar["eps"], scale.dtype)
-            x = norm.apply({"params": {"scale": scale}}, x)
+            x = jnp.asarray(norm.apply({"params": {"scale": scale}}, x))
             x = x.reshape(*x.shape[:2], sidecar["num_heads"], head_dim)
             turns = (jnp.broadcast_to(a, (x.shape[0], *a.shape[1:])) for a in (cos, sin))
             actual, expected = rope.apply_rope(x, *turns), tensors[f"out.{side}{suffix}"]
@@ -101,7 +103,7 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
     """Kind b: action rows, and one block with and without actions, with its two attention branches."""
     sidecar, tensors = golden.load(folder, name)
     model, params = expert_of(folder, sidecar)
-    rows = model.apply({"params": params}, jnp.asarray(tensors["in.action_rows"])[None], method="encode_actions")
+    rows = apply(model, params, jnp.asarray(tensors["in.action_rows"])[None], method="encode_actions")
     yield compare_rows(f"{name}/vec_action_rows", rows[0], tensors["out.vec_action_rows"], TOLERANCE)
 
     x, e = jnp.asarray(tensors["in.x"]), jnp.asarray(tensors["in.e"])
@@ -120,9 +122,11 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
         time_index=index,
     )
     block = jax.tree.map(lambda a: a[sidecar["block_index"]], params["blocks"])
-    run = jax.jit(
-        lambda stream: Block(model.config).apply({"params": block}, x, None, stream, capture_intermediates=True)
-    )
+
+    @jax.jit
+    def run(stream: Stream) -> Any:
+        return Block(model.config).apply({"params": block}, x, None, stream, capture_intermediates=True)
+
     (with_action, _), state = run(stream)
     (without, _), _ = run(stream.replace(action=None))
     inner = state["intermediates"]
@@ -140,16 +144,15 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
 # --- c, d ------------------------------------------------------------------------------------------------------------
 
 
-def _denoised(model, params, inputs: Inputs, case: Mapping, tensors, start: int, batch: int, **memory) -> np.ndarray:
-    """Velocity [B, 16, L, h, w] of a case {s, L, t, context, action?}, standing at RoPE frame `start`."""
+def _pass(model: DiT, inputs: Inputs, case: Mapping, tensors, start: int, batch: int) -> tuple[tuple, bool]:
+    """Arguments of `passes.bidirectional` for a case {s, L, t, context, action?} that stands at RoPE frame `start`, and
+    whether t is one a token."""
     s, frames = case["s"], case["L"]
     t, token_t = timesteps(case["t"], tensors, batch, frames)
     target = inputs.history(batch, s, s + frames, model.config.memory.time_factor)
     without_action = "action" in case and case["action"] is None
     positions = jnp.broadcast_to(start + jnp.arange(frames, dtype=jnp.int32), (batch, frames))
-    velocity = _bidirectional(
-        model,
-        params,
+    arguments = (
         inputs.noisy(batch, s, s + frames),
         target.y,
         t,
@@ -157,10 +160,8 @@ def _denoised(model, params, inputs: Inputs, case: Mapping, tensors, start: int,
         inputs.context(case["context"], model.config.text_len, batch),
         target.captions,
         positions,
-        token_t=token_t,
-        **memory,
     )
-    return channels_first(velocity)
+    return arguments, token_t
 
 
 def check_bidirectional(folder: Path, name: str) -> Iterator[Result]:
@@ -172,19 +173,32 @@ def check_bidirectional(folder: Path, name: str) -> Iterator[Result]:
     inputs = Inputs.load(folder, sidecar["inputs"])
     for case in sidecar["cases"]:
         key = f"case{case['case']}"
-        velocity = _denoised(model, params, inputs, case, tensors, 0, case.get("batch", 1))
-        yield compare(f"{name}/{key}", velocity, tensors[f"out.{key}"], TOLERANCE)
+        arguments, token_t = _pass(model, inputs, case, tensors, 0, case.get("batch", 1))
+        velocity = _bidirectional(model, params, *arguments, token_t=token_t)
+        yield compare(f"{name}/{key}", channels_first(velocity), tensors[f"out.{key}"], TOLERANCE)
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("sink", "temporal"))
-def _memory(model: DiT, params, history: passes.History, length, contexts, *, sink: int, temporal: int) -> dict:
-    """What d lists of the memory [sink | cmp | tmp] of whole histories, and how many tokens each part has."""
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("sink", "temporal", "token_t"))
+def _memory(
+    model: DiT, params, history: passes.History, length, arguments, *, sink: int, temporal: int, token_t: bool
+) -> dict[str, jnp.ndarray]:
+    """All that d lists: the memory [sink | cmp | tmp] of whole histories, and the pass that sees it. One program, so
+    that the compressor is compiled once."""
     groups, _ = passes.memory(model, params, history, length, sink, temporal)
-    variables = {"params": params}
-    tokens, e, stream = model.apply(variables, groups, contexts, method="prepare")
+    tokens, e, stream = apply(model, params, groups, arguments[4], method="prepare")
     batch, _, h, w, _ = history.latents.shape
     state = passes.init_state(model.config.memory, batch, h, w)
-    compressed, _ = model.apply(variables, history.latents, history.y, state, method="compress")
+    compressed, _ = apply(model, params, history.latents, history.y, state, method="compress")
+    velocity = passes.bidirectional(
+        model,
+        params,
+        *arguments,
+        history=history,
+        length=length,
+        sink=sink,
+        temporal=temporal,
+        token_t=token_t,
+    )
     return {
         "tokens": tokens,
         "freqs_flat.re": stream.cos[0],
@@ -193,6 +207,7 @@ def _memory(model: DiT, params, history: passes.History, length, contexts, *, si
         "e0_one": stream.e0[:1, :1],
         "e_one": e[:1, :1],
         "memory_compress": compressed,
+        "bi_denoise": jnp.moveaxis(velocity, -1, 1),
     }
 
 
@@ -207,9 +222,9 @@ def check_memory(folder: Path, name: str) -> Iterator[Result]:
         sizes = {"sink": case["sink_size"], "temporal": case["temporal_size"]}
         history = inputs.history(batch, 0, length, factor)
         lengths = jnp.full((batch,), length, jnp.int32)
-        denoise = case["bi_denoise"]
-        context = inputs.context(denoise["context"], model.config.text_len, batch)
-        for part, actual in _memory(model, params, history, lengths, context, **sizes).items():
+        arguments, token_t = _pass(model, inputs, case["bi_denoise"], tensors, length, batch)
+        produced = _memory(model, params, history, lengths, arguments, token_t=token_t, **sizes)
+        for part, actual in produced.items():
             item, expected = f"{name}/{key}.{part}", tensors[f"out.{key}.{part}"]
             if part == "vec_action":
                 yield compare_rows(item, actual, expected, TOLERANCE)
@@ -224,10 +239,6 @@ def check_memory(folder: Path, name: str) -> Iterator[Result]:
             "tmp_token_count": sizes["temporal"] * grid,
         }
         yield equal(f"{name}/{key}.counts", counts, {part: case.get(part, count) for part, count in counts.items()})
-        velocity = _denoised(
-            model, params, inputs, denoise, tensors, length, batch, history=history, length=lengths, **sizes
-        )
-        yield compare(f"{name}/{key}.bi_denoise", velocity, tensors[f"out.{key}.bi_denoise"], TOLERANCE)
 
 
 # --- e ---------------------------------------------------------------------------------------------------------------
@@ -310,7 +321,8 @@ def check_cache(folder: Path, name: str) -> Iterator[Result]:
         histories = [p["history"] for p in (*prefills, *([oneshot] if oneshot else []))]
         layout = memory_layout(config, latents, histories, sequence["sink_size"], sequence["temporal_size"])
         empty = passes.empty_cache(model, layout, batch)
-        fresh = passes.init_state(config.memory, batch, *latents.shape[2:4])
+        h, w = latents.shape[2:4]
+        fresh = passes.init_state(config.memory, batch, h, w)
 
         def caches(cache: kv.KVCache, key: str, prefix: str = prefix) -> Iterator[Result]:
             for layer in range(config.num_layers):

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,11 @@ def expert_of(folder: Path, sidecar: Mapping) -> tuple[DiT, dict]:
         raise ValueError(f"weights {sidecar.get('weights')!r} names no weights_* item")
     config, params = load_expert(folder, names[0])
     return DiT(config), jax.tree.map(jnp.asarray, params)
+
+
+def apply(model: DiT, params, *args, method: str) -> Any:
+    """One method of the backbone."""
+    return model.apply({"params": params}, *args, method=method)
 
 
 @dataclasses.dataclass(frozen=True)

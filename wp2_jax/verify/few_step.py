@@ -72,7 +72,7 @@ def check_few_step(folder: Path, name: str) -> Iterator[Result]:
             layout = memory_layout(model.config, latent, [length or frames], memory["sink"], memory["temporal"])
             caches[expert] = passes.empty_cache(model, layout, 1)
             if length:
-                state = passes.init_state(model.config.memory, 1, *latent.shape[2:4])
+                state = passes.init_state(model.config.memory, 1, latent.shape[2], latent.shape[3])
                 context = inputs.context(memory["before"], model.config.text_len, 1)
                 past = inputs.history(1, 0, length, factor)
                 caches[expert], _ = prefill(
@@ -92,12 +92,16 @@ def check_few_step(folder: Path, name: str) -> Iterator[Result]:
         for index, block in enumerate(schedule.blocks):
             last, end = float(schedule.lasts[index]), float(schedule.ends[index])
             key = f"c{chunk}.b{index}"
-            expected = [channels_last(tensors[f"out.{key}.{part}"])[None] for part in ("displacement", "endpoint")]
-            for part, actual, right in zip(("displacement", "endpoint"), outputs(x, block), expected, strict=True):
+            moved, velocity = (
+                channels_last(tensors[f"out.{key}.{part}"])[None] for part in ("displacement", "endpoint")
+            )
+            displacement, endpoint = outputs(x, block)
+            for part, actual, right in (("displacement", displacement, moved), ("endpoint", endpoint, velocity)):
                 yield compare(f"{name}/{key}.{part}", channels_first(actual), channels_first(right), TOLERANCE)
             # The last block's x0 is the result: there is no noise to mix in.
             noise = tensors.get(f"in.{key}.noise", np.zeros(tensors[f"in.c{chunk}.latent"].shape, np.float32))
             noise = channels_last(noise)[None]
-            x = pdd.step(x, *expected, last, end, noise)
-            own = pdd.step(own, *outputs(own, block), last, end, noise)
+            x = pdd.step(x, moved, velocity, last, end, noise)
+            displacement, endpoint = outputs(own, block)
+            own = pdd.step(own, displacement, endpoint, last, end, noise)
         yield compare(f"{name}/c{chunk}.x0_final", channels_first(own[0]), tensors[f"out.c{chunk}.x0_final"], TOLERANCE)
