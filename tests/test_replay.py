@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_world import (
-    CHUNK,
     chunk_of,
     quick_compilation,
     quick_jit,
     stream_spec,
+    streamed,
     student_weights,
     vae_weights,
     world_batch,
@@ -26,9 +26,6 @@ from wp2_jax.objectives import replay, rollout
 BLOCKS = (0, 3, 1)
 CHUNKS = len(BLOCKS)
 KEY = jax.random.key(0)
-
-_emit = quick_jit(stream.emit, static_argnums=0, static_argnames=("first", "trace"))
-_absorb = quick_jit(stream.absorb, static_argnums=0, static_argnames=("first",))
 
 
 @functools.cache
@@ -50,20 +47,8 @@ def _world():
 
 @functools.cache
 def _states():
-    """The stream before each chunk, and the chunks, straight from the functions that generation uses."""
-    spec = _spec()
     params, given, _, _ = _world()
-    start = quick_jit(stream.start, static_argnums=(0, 3))
-    state = start(spec, params, given.image, CHUNKS * CHUNK, given.null_context, KEY)
-    states, chunks = [], []
-    for index in range(CHUNKS):
-        states.append(state)
-        actions, context = chunk_of(given.actions, index), chunk_of(given.contexts, index, 1)
-        emitted, chunk = _emit(spec, params, state, actions, context, first=index == 0, trace=True)
-        chunks.append(chunk)
-        if index < CHUNKS - 1:
-            state, _ = _absorb(spec, params, emitted, chunk, first=index == 0)
-    return states, chunks
+    return streamed(_spec(), params, given, KEY, CHUNKS)
 
 
 @functools.cache

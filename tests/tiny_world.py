@@ -12,6 +12,7 @@ from tiny_objectives import CHUNK, CONFIG, TEXT_DIM, TEXT_LEN
 
 from wp2_jax import tree
 from wp2_jax.diffusion.experts import Experts
+from wp2_jax.inference import stream
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import autoencoder, passes
 from wp2_jax.objectives import dmd, rollout
@@ -102,3 +103,27 @@ def world_conditions(spec: StreamSpec, batch: dict[str, np.ndarray]) -> rollout.
 
 def chunk_of(x: jax.Array, index: int, size: int = CHUNK) -> jax.Array:
     return x[:, index * size : (index + 1) * size]
+
+
+@functools.cache
+def _jitted():
+    return (
+        quick_jit(stream.start, static_argnums=(0, 3)),
+        quick_jit(stream.emit, static_argnums=0, static_argnames=("first", "trace")),
+        quick_jit(stream.absorb, static_argnums=0, static_argnames=("first",)),
+    )
+
+
+def streamed(spec: StreamSpec, params, given: rollout.Conditions, key: jax.Array, chunks: int):
+    """(states, made): the stream before each chunk and the chunks, straight from the functions that generate."""
+    start, emit, absorb = _jitted()
+    state = start(spec, params, given.image, spec.capacity * CHUNK, given.null_context, key)
+    states, made = [], []
+    for index in range(chunks):
+        states.append(state)
+        actions, context = chunk_of(given.actions, index), chunk_of(given.contexts, index, 1)
+        emitted, chunk = emit(spec, params, state, actions, context, first=index == 0, trace=True)
+        made.append(chunk)
+        if index < chunks - 1:
+            state, _ = absorb(spec, params, emitted, chunk, first=index == 0)
+    return states, made

@@ -86,7 +86,11 @@ def part(buffer: jax.Array, index: jax.Array, size: int, axis: int = 1) -> jax.A
 
 
 def conditions(
-    spec: StreamSpec, image: jax.Array, actions: jax.Array, contexts: jax.Array, null_context: jax.Array
+    spec: StreamSpec,
+    image: jax.Array | np.ndarray,
+    actions: jax.Array | np.ndarray,
+    contexts: jax.Array | np.ndarray,
+    null_context: jax.Array,
 ) -> Conditions:
     """Pads actions [B, 4M, 6] and contexts [B, M, S, text_dim] to the capacity; null_context [1, S, text_dim].
 
@@ -186,7 +190,9 @@ def functions(spec: StreamSpec, *, keep_compressors: bool = False) -> dict[str, 
     }
 
 
-def run(call: Call, params: Params, given: Conditions, key: PRNGKey, blocks: Sequence[int] | np.ndarray) -> Rollout:
+def run(
+    call: Call, params: Params, given: Conditions, key: PRNGKey, blocks: Sequence[int] | np.ndarray | jax.Array
+) -> Rollout:
     """Rolls out len(blocks) chunks through `call` of `functions`; blocks: the kept d of each chunk, on the host."""
     rollout = call("begin", params, given, key)
     for index, block in enumerate(blocks):

@@ -11,7 +11,7 @@ memory of its record and of one chunk or one clip, whatever M is, and a longer r
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -31,6 +31,8 @@ from wp2_jax.objectives import rollout as rollouts
 from wp2_jax.objectives.rollout import Conditions, Rollout
 
 STUDENT, FAKE = "student", "fake"
+Numbers = jax.Array | np.ndarray
+"""Drawn on the devices, read on the host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Draws(flax.struct.PyTreeNode):
     blocks [C] int32, the kept d of each chunk; score [K] and fake [updates, K] float32 in 0..1, see `dmd.expert_of`.
     """
 
-    blocks: jax.Array
-    score: jax.Array
-    fake: jax.Array
+    blocks: Numbers
+    score: Numbers
+    fake: Numbers
 
 
 class Scored(flax.struct.PyTreeNode):
@@ -215,7 +217,7 @@ class StableForcing:
         return {"score_gradient": size, "fake_loss": gradients.loss}
 
     def roll_out(
-        self, student: Params, frozen: dict[str, Any], given: Conditions, key: PRNGKey, blocks: np.ndarray
+        self, student: Params, frozen: dict[str, Any], given: Conditions, key: PRNGKey, blocks: Numbers
     ) -> Rollout:
         """Phase 1; blocks: the kept d of each chunk."""
         params = {"experts": student, "autoencoder": frozen["autoencoder"]}
@@ -228,7 +230,7 @@ class StableForcing:
         rolled: Rollout,
         given: Conditions,
         key: PRNGKey,
-        places: Sequence[float] | np.ndarray,
+        places: Numbers,
         chunks: int,
     ) -> Scored:
         """Phase 2: g of all clips of `chunks` chunks; `places` as in `Draws.score`."""
@@ -237,9 +239,7 @@ class StableForcing:
             scored = self.call(f"score_{name}", scored, frozen["teacher"][name], fake[name], rolled, given, index, key)
         return scored
 
-    def replay(
-        self, student: Params, rolled: Rollout, given: Conditions, g: jax.Array, blocks: np.ndarray
-    ) -> Gradients:
+    def replay(self, student: Params, rolled: Rollout, given: Conditions, g: jax.Array, blocks: Numbers) -> Gradients:
         """Phase 3: the student's gradients, the mean over the chunks; blocks: the kept d of each, as rolled out."""
         gradients = self.call("gradients_begin", student)
         scale = np.asarray(1.0 / len(blocks), np.float32)
@@ -257,7 +257,7 @@ class StableForcing:
         rolled: Rollout,
         given: Conditions,
         key: PRNGKey,
-        places: Sequence[float] | np.ndarray,
+        places: Numbers,
         chunks: int,
         number: int,
     ) -> Gradients:
@@ -277,11 +277,11 @@ class StableForcing:
         dmd.clip_count(self.spec, self.config.score, contexts.shape[1])
         return rollouts.conditions(self.spec, batch["image"], batch["actions"], contexts, frozen["null_context"])
 
-    def _draw(self, key: PRNGKey, step: jax.Array | np.ndarray) -> tuple[Draws, dict[str, PRNGKey]]:
+    def _draw(self, key: PRNGKey, step: Numbers) -> tuple[Draws, dict[str, PRNGKey]]:
         draws, keys = self.call("draw", key, step)
         return jax.device_get(draws), keys
 
-    def _clips(self, places: Sequence[float] | np.ndarray, chunks: int) -> list[tuple[np.ndarray, str]]:
+    def _clips(self, places: Numbers, chunks: int) -> list[tuple[np.ndarray, str]]:
         """Number and expert of each clip."""
         count = dmd.clip_count(self.spec, self.config.score, chunks)
         names = (dmd.expert_of(self.spec, self.config.score, float(place)) for place in places[:count])
