@@ -21,6 +21,7 @@ from wp2_jax.models.vae_tiny import TinyVae, TinyVaeConfig
 from wp2_jax.models.vae_wan import WanVae, WanVaeConfig
 from wp2_jax.verify import golden
 from wp2_jax.verify.core import Result, compare, failed
+from wp2_jax.verify.experts import weights_named
 
 TOLERANCE_WAN = 1e-5
 TOLERANCE_TINY = 3e-5
@@ -89,7 +90,7 @@ def wan_model(folder: Path, name: str = "weights_vae") -> tuple[WanVae, dict]:
 def check_wan(folder: Path, name: str = "h_vae") -> list[Result]:
     """Checks every tensor of an item of kind h. A folder that cannot be read or weights that do not fit raise."""
     sidecar, tensors = golden.load(folder, name)
-    model, params = wan_model(folder, sidecar.get("weights", "weights_vae"))
+    model, params = wan_model(folder, next(iter(weights_named(sidecar)), "weights_vae"))
     apply = _applier(model, params)
     video, z = _first(tensors["in.video"]), _first(tensors["in.z"])
 
