@@ -21,6 +21,9 @@ from data_pipelines.tfds_builder import Records
 from wp2_jax.controls.errors import ControlError
 from wp2_jax.controls.geometry import PICTURES_PER_LATENT, chunk_count, fit_pictures
 
+# Without end for any purpose; Grain's own endless repeat has a length that overflows in batches of one.
+_EPOCHS = 2**31
+
 Tokenize = Callable[[Sequence[str]], np.ndarray]
 """Captions -> int32 [N, text_len], 0 past the end."""
 
@@ -80,7 +83,7 @@ class Loader:
         order = grain.MapDataset.range(len(source)).seed(config.seed)
         if config.shuffle:
             order = order.shuffle()
-        batches = order.repeat(None).batch(config.batch).map_with_index(self._assemble)
+        batches = order.repeat(_EPOCHS).batch(config.batch).map_with_index(self._assemble)
         reading = grain.ReadOptions(
             num_threads=config.threads if config.ahead else 0, prefetch_buffer_size=config.ahead
         )

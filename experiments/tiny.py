@@ -13,7 +13,7 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 400),
+    "autoencoder": (6000, 600),
     "base": (3000, 250),
     "action": (4000, 300),
     "memory_1": (1500, 100),
@@ -23,7 +23,7 @@ STEPS = {
     "stable_forcing": (400, 10),
 }
 RATES = {
-    "autoencoder": 1e-3,
+    "autoencoder": 3e-3,
     "base": 1e-3,
     "action": 1e-3,
     "memory_1": 5e-4,
@@ -49,11 +49,11 @@ def get_config(arg: str = "") -> ConfigDict:
     c.world = ConfigDict(
         dict(height=64, width=64, chunk=4, sink=1, temporal=1, boundary=0.9, solver="unipc", steps=40, shift=5.0)
     )
-    c.world.update(dict(guidance=(1.5, 1.5), intervals=(56, 72), blocks=(2, 2), pdd_shift=7.0, text_len=48))
+    c.world.update(dict(guidance=(1.5, 1.5), intervals=(56, 72), blocks=(2, 2), pdd_shift=7.0, text_len=64))
     c.world.negative_prompt = "nothing"
     memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), attention_heads=4)
     c.model = ConfigDict(
-        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=48, memory=memory)
+        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=64, memory=memory)
     )
     c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=32, decoder_widths=(64, 48, 32, 32)))
     c.text = ConfigDict(
@@ -73,7 +73,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.objective = ConfigDict(OBJECTIVES[stage])
     if quick:
         _quick(c)
-    c.optim.steps = c.train.steps
     return c
 
 
@@ -96,13 +95,13 @@ def _quick(c: ConfigDict) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
     c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
-    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(32, 24, 16, 16)))
+    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(32, 24, 16, 16), blocks=1))
     c.data.update(dict(clips=160, maps=16, test_maps=2))
-    c.train.update(dict(evaluate_every=50, sample_every=0, checkpoint_every=1000, evaluate_batches=2, log_every=10))
+    c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
     if c.stage == "autoencoder":
-        c.train.update(dict(batch=4, evaluate_batches=4))
-        c.objective.update(dict(pictures=9))
+        c.train.update(dict(batch=8))
+        c.objective.update(dict(pictures=5))
     if c.stage == "stable_forcing":
         c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
         c.objective.update(dict(chunks=6))

@@ -152,9 +152,7 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
     if mesh.empty:
         return x
     axes = ACTIVATIONS[name]
-    return jax.lax.with_sharding_constraint(
-        x, _dividing(axes + (None,) * (x.ndim - len(axes)), x.shape, mesh)
-    )
+    return jax.lax.with_sharding_constraint(x, _dividing(axes + (None,) * (x.ndim - len(axes)), x.shape, mesh))
 
 
 def put_batch(batch: Batch, mesh: Mesh) -> tuple[dict[str, jax.Array], dict[str, Any]]:

@@ -31,9 +31,7 @@ CONV3D = _permute(2, 3, 4, 1, 0)  # [out, in, kt, kh, kw] <-> [kt, kh, kw, in, o
 
 def trailing_ones(count: int) -> Transform:
     """[..., 1 x count] in PyTorch, without those axes here (norm gains of convolution stacks)."""
-    return Transform(
-        lambda a: a.reshape(a.shape[: a.ndim - count]), lambda a: a.reshape(a.shape + (1,) * count)
-    )
+    return Transform(lambda a: a.reshape(a.shape[: a.ndim - count]), lambda a: a.reshape(a.shape + (1,) * count))
 
 
 def leading_one() -> Transform:

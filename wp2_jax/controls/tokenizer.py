@@ -62,7 +62,7 @@ class Tokenizer:
     def train(
         cls, sentences: Iterable[str], path: str | os.PathLike, vocab_size: int, text_len: int = 512
     ) -> "Tokenizer":
-        """Trains a unigram model with byte fallback on `sentences`, writes it to `path` and returns it.
+        """Trains a byte-pair model with byte fallback on `sentences`, writes it to `path` and returns it.
 
         The same sentences in the same order give the same file, byte for byte. Few sentences give fewer pieces than
         `vocab_size`: read `Tokenizer.vocab_size`. Errors: TokenizerError `no_sentences`, `vocab_size`.
@@ -75,7 +75,7 @@ class Tokenizer:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(corpus),
                 model_writer=model,
-                model_type="unigram",
+                model_type="bpe",  # merges up to whole words even on few captions, where unigram stays with letters
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
                 byte_fallback=True,

@@ -30,7 +30,7 @@ def stable_forcing_stage(context: Context) -> Setup:
     optimisers = {
         STUDENT: optimiser(context),
         FAKE: optimiser(
-            context, learning_rate=objective.fake_learning_rate, steps=config.optim.steps * objective.fake_updates
+            context, learning_rate=objective.fake_learning_rate, steps=config.train.steps * objective.fake_updates
         ),
     }
 

@@ -29,8 +29,9 @@ class Setup(NamedTuple):
 
 
 def optimiser(context: Context, **changes) -> Any:
-    """The optimiser of the config's `optim` section."""
+    """The optimiser of the config's `optim` section; `steps` 0 there means the stage's own."""
     section = {**context.config.optim, **changes}
+    section["steps"] = section["steps"] or context.config.train.steps
     return optim.make(configs.section(section, optim.OptimConfig, "optim"))
 
 

@@ -60,7 +60,7 @@ def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, c
 
 
 def worlds(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
-    """A batch of worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> video [B, F, H, W, 3]."""
+    """Several worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> [B, F, H, W, 3]."""
     state = generate.start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(0))
     chunks, video = contexts.shape[1], []
     for index in range(chunks):
