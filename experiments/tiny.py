@@ -13,7 +13,7 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 600),
+    "autoencoder": (6000, 700),
     "base": (3000, 250),
     "action": (4000, 300),
     "memory_1": (1500, 100),
@@ -23,7 +23,7 @@ STEPS = {
     "stable_forcing": (400, 10),
 }
 RATES = {
-    "autoencoder": 3e-3,
+    "autoencoder": 2e-3,
     "base": 1e-3,
     "action": 1e-3,
     "memory_1": 5e-4,
@@ -55,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model = ConfigDict(
         dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=64, memory=memory)
     )
-    c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=32, decoder_widths=(64, 48, 32, 32)))
+    c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=96, decoder_widths=(128, 96, 96, 96), blocks=1, patch=4))
     c.text = ConfigDict(
         dict(vocab_size=640, dim=64, attention_dim=64, ffn_dim=128, num_heads=4, num_layers=2, num_buckets=32)
     )
@@ -95,7 +95,7 @@ def _quick(c: ConfigDict) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
     c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
-    c.autoencoder.update(dict(encoder_width=16, decoder_widths=(32, 24, 16, 16), blocks=1))
+    c.autoencoder.update(dict(encoder_width=64, decoder_widths=(96, 64, 64, 64)))
     c.data.update(dict(clips=160, maps=16, test_maps=2))
     c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))

@@ -1,6 +1,8 @@
 """Reconstruction of video windows: how an autoencoder is trained from scratch (our choice; the published one is given).
 
-    loss = L1 + gradient * G + regulariser * R
+    loss = L1 + square * L2 + gradient * G + regulariser * R
+
+L2, the mean square, is for colour: a saturated wall is a large error, and under L1 alone a fresh model long stays grey.
 
 G is the L1 distance of horizontal and vertical differences between neighbours, on the pictures and on their 2x and 4x
 means: plain L1 settles for blur and leaves a regular grid, both of which are large in the differences, and the means
@@ -54,6 +56,7 @@ def loss(
     key: PRNGKey,
     *,
     model: nn.Module,
+    square: float = 2.0,
     gradient: float = 1.0,
     regulariser: float = 0.01,
     latent_noise: float = 0.05,
@@ -89,4 +92,4 @@ def loss(
         "latent_mean": jnp.abs(latents.mean(axis=(0, 1, 2, 3))).max(),
         "latent_std": latents.std(axis=(0, 1, 2, 3)).mean(),
     }
-    return l1 + gradient * edges + regulariser * spread, metrics
+    return l1 + square * jnp.square(decoded - video).mean() + gradient * edges + regulariser * spread, metrics
