@@ -7,6 +7,8 @@
 The argument is STAGE, "quick", or "quick-STAGE". Sizes are numbers only: the code is that of the full size.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forcing", "pdd", "stable_forcing")
@@ -41,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if stage not in STAGES:
         raise ValueError(f"experiments/tiny.py has no stage {stage!r}; stages: {', '.join(STAGES)}, quick, quick-STAGE")
 
-    c = ConfigDict()
+    c: Any = ConfigDict()
     c.stage = stage
     c.stages = STAGES
     c.seed = 0
@@ -91,7 +93,7 @@ OBJECTIVES = {
 }
 
 
-def _quick(c: ConfigDict) -> None:
+def _quick(c: Any) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
     c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))

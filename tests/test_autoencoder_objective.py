@@ -35,7 +35,7 @@ def test_terms_by_hand():
     model = _Constant(video, error)
     params = {"autoencoder": {"scale": jnp.asarray(2.0)}}
     value, metrics = autoencoder.loss(
-        params, {"video": video}, {}, jax.random.key(0), model=model, gradient=3.0, regulariser=0.5
+        params, {"video": video}, {}, jax.random.key(0), model=model, square=2.0, gradient=3.0, regulariser=0.5
     )
     np.testing.assert_allclose(metrics["l1"], 0.4 / 2 / 5, rtol=1e-5)
     # One difference of 0.4 among 7, 3 and 1 across columns; none across rows.
@@ -44,7 +44,9 @@ def test_terms_by_hand():
     # Channels of mean 0.5 and variance 4.
     divergence = (0.25 + 4 - 1 - np.log(4)) / 2
     np.testing.assert_allclose(metrics["regulariser"], divergence, rtol=0.05)
-    np.testing.assert_allclose(value, metrics["l1"] + 3 * metrics["gradient"] + 0.5 * metrics["regulariser"], rtol=1e-6)
+    square = 0.4**2 / 2 / 5
+    total = metrics["l1"] + 2 * square + 3 * metrics["gradient"] + 0.5 * metrics["regulariser"]
+    np.testing.assert_allclose(value, total, rtol=1e-6)
     np.testing.assert_allclose(metrics["latent_std"], 2.0, rtol=0.05)
     # Four perfect pictures (floored at 100 dB) and one with mean square 0.5 * 0.2^2 in [0, 1].
     np.testing.assert_allclose(metrics["psnr"], (4 * 100 - 10 * np.log10(0.02)) / 5, rtol=1e-4)

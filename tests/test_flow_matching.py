@@ -138,7 +138,7 @@ def test_history_counts_and_what_follows_the_target_does_not():
     base = float(value(params, batch, frozen, key)[0])
     for name, frame in (("latents", 0), ("y", 1), ("actions", 2), ("lr_latents", 0), ("lr_y", 1)):
         changed = {**batch, name: batch[name].copy()}
-        changed[name][:, frame] += 1.0
+        changed[name][:, frame] += 10.0
         assert float(value(params, changed, frozen, key)[0]) != base, name
     # The low-resolution twin of the target is nobody's input.
     changed = {**batch, "lr_latents": batch["lr_latents"].copy()}

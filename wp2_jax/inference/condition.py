@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from wp2_jax.controls.geometry import PICTURES_PER_LATENT
 from wp2_jax.controls.images import low_resolution
+from wp2_jax.models.layers import call
 
 
 def chunk_low_res(video: jnp.ndarray) -> jnp.ndarray:
@@ -23,18 +24,17 @@ def image_latents(autoencoder: nn.Module, params, image: jnp.ndarray, frames: in
     is any number of latent frames.
     """
     batch, height, width, _ = image.shape
-    variables = {"params": params}
-    state = autoencoder.apply(variables, batch, height, width, method="init_encode_state")
+    state = call(autoencoder, params, "init_encode_state", batch, height, width)
     first_frames = min(chunk, frames)
     grey = jnp.zeros((batch, PICTURES_PER_LATENT * chunk, height, width, 3), image.dtype)
     first = jnp.concatenate([image[:, None], grey[:, : PICTURES_PER_LATENT * (first_frames - 1)]], axis=1)
-    state, head = autoencoder.apply(variables, state, first, True, method="encode_chunk")
+    state, head = call(autoencoder, params, "encode_chunk", state, first, True)
     rest = frames - first_frames
     if not rest:
         return head
 
     def body(state, _):
-        return autoencoder.apply(variables, state, grey, False, method="encode_chunk")
+        return call(autoencoder, params, "encode_chunk", state, grey, False)
 
     _, later = jax.lax.scan(body, state, None, length=-(-rest // chunk))
     later = jnp.moveaxis(later, 0, 1).reshape(batch, -1, *head.shape[2:])

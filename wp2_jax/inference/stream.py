@@ -19,8 +19,8 @@ from wp2_jax.diffusion import guidance, pdd, samplers
 from wp2_jax.inference import condition
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import masks, passes
-from wp2_jax.models.cache import KVCache
 from wp2_jax.models.dit import Frames
+from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 from wp2_jax.rng import fold
 
@@ -32,9 +32,9 @@ class ExpertState(flax.struct.PyTreeNode):
     """
 
     compressor: CompressorState
-    cache: KVCache | None
-    null_cache: KVCache | None
-    tokens: tuple[Frames | None, Frames, Frames] | None
+    cache: Any  # KVCache | None
+    null_cache: Any  # KVCache | None
+    tokens: Any  # tuple[Frames | None, Frames, Frames] | None
 
 
 class StreamState(flax.struct.PyTreeNode):
@@ -70,7 +70,7 @@ class Noise(flax.struct.PyTreeNode):
     """Noise of one chunk: initial [B, C, h, w, 16]; renoise [blocks - 1, ...] in few_step mode, else None."""
 
     initial: jnp.ndarray
-    renoise: jnp.ndarray | None
+    renoise: Any  # array or None
 
 
 def start(
@@ -84,7 +84,7 @@ def start(
     batch = image.shape[0]
     autoencoder = spec.autoencoder
     y, lr_y = condition.conditioning(autoencoder, params["autoencoder"], image, frames)
-    variables = {"params": params["autoencoder"]}
+    weights = params["autoencoder"]
     size = (batch, spec.height, spec.width)
     small = (batch, spec.height // LOW_RES_SCALE, spec.width // LOW_RES_SCALE)
     return StreamState(
@@ -93,8 +93,8 @@ def start(
         y=y,
         lr_y=lr_y,
         null_context=null_context,
-        decoder=autoencoder.apply(variables, *size, method="init_decode_state"),
-        encoder=autoencoder.apply(variables, *small, method="init_encode_state"),
+        decoder=call(autoencoder, weights, "init_decode_state", *size),
+        encoder=call(autoencoder, weights, "init_encode_state", *small),
         experts={name: _empty_expert(spec, name, batch) for name in spec.experts.names},
     )
 
@@ -179,7 +179,7 @@ def _predict(spec: StreamSpec, params, state, y, actions, context, name: str, sc
     """velocity(x, t, sigma, index) of one expert, guided."""
     model, tree, memory = spec.models[name], params["experts"][name], state.experts[name]
 
-    def branch(context: jnp.ndarray, cache: KVCache | None):
+    def branch(context: jnp.ndarray, cache: Any):
         def velocity(x, t, sigma, index):
             generated = chunk_frames(spec, model, tree, x, y, t, actions, state.index)
             if spec.mode == "ar":
@@ -240,8 +240,8 @@ def emit(
         latents, inner = _emit_few_step(spec, params, state, y, actions, context, noise, trace)
     else:
         latents, inner = _emit_many_step(spec, params, state, y, actions, context, noise, first, trace)
-    variables = {"params": params["autoencoder"]}
-    decoder, video = spec.autoencoder.apply(variables, state.decoder, latents, first, method="decode_chunk")
+    weights = params["autoencoder"]
+    decoder, video = call(spec.autoencoder, weights, "decode_chunk", state.decoder, latents, first)
     return state.replace(decoder=decoder), Chunk(latents, video, actions, context, inner)
 
 
@@ -251,8 +251,8 @@ def absorb(spec: StreamSpec, params, state: StreamState, chunk: Chunk, *, first:
     Returns the state of the next chunk and the chunk's low-resolution latents [B, C/2, h/4, w/4, 16].
     """
     pictures = condition.chunk_low_res(chunk.video)
-    variables = {"params": params["autoencoder"]}
-    encoder, lr_latents = spec.autoencoder.apply(variables, state.encoder, pictures, first, method="encode_chunk")
+    weights = params["autoencoder"]
+    encoder, lr_latents = call(spec.autoencoder, weights, "encode_chunk", state.encoder, pictures, first)
     experts = {
         name: _absorb_expert(spec, params["experts"][name], name, state, chunk, lr_latents, first)
         for name in spec.experts.names
@@ -303,7 +303,7 @@ def _absorb_expert(spec: StreamSpec, params, name: str, state, chunk: Chunk, lr_
             tokens=jax.lax.dynamic_update_slice_in_dim(
                 buffer.tokens, memory.tokens.astype(buffer.tokens.dtype), offset * memory.grid, axis=1
             ),
-            actions=jax.lax.dynamic_update_slice_in_dim(buffer.actions, memory.actions, offset, axis=1),
+            actions=jax.lax.dynamic_update_slice_in_dim(buffer.actions, jnp.asarray(memory.actions), offset, axis=1),
         )
         return expert.replace(compressor=compressor, tokens=(sink if first else old_sink, buffer, temporal))
     fill = functools.partial(passes.prefill, model, params)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ class World:
 
     config: WorldConfig
     dit: DiTConfig
-    autoencoder_kind: str
+    autoencoder_kind: Literal["wan", "tiny"]
     autoencoder_config: Mapping[str, Any]
     text: umt5.Umt5Config
 

@@ -5,6 +5,7 @@ They differ by how they are called (frames, mask, cache; see `passes.py`) and by
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -78,7 +79,7 @@ class Frames(flax.struct.PyTreeNode):
 
     tokens: jnp.ndarray
     t: jnp.ndarray
-    actions: jnp.ndarray | None
+    actions: Any  # [B, F, 6] or None
     positions: jnp.ndarray
     captions: jnp.ndarray
     rows: int = flax.struct.field(pytree_node=False)
@@ -140,7 +141,7 @@ class Stream(flax.struct.PyTreeNode):
     mask: jnp.ndarray | None  # [B or 1, L, keys]
     context: jnp.ndarray  # [B, C*S, D]
     context_mask: jnp.ndarray | None  # [B, L, C*S]
-    chunks: jnp.ndarray | None
+    chunks: Any  # int32 scalar, with a cache
     frame_index: jnp.ndarray  # [L]
     time_index: jnp.ndarray  # [L]
     write: Write | None = flax.struct.field(pytree_node=False, default=None)
@@ -270,7 +271,7 @@ class DiT(nn.Module):
             _block_class(config.remat),
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast),
+            in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
             out_axes=0,
             length=config.num_layers,
         )

@@ -1,8 +1,15 @@
 """Layers shared by the backbone and the compressor."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+
+def call(module: nn.Module, params: Any, method: str, *args: Any) -> Any:
+    """One method of a module on its parameter tree."""
+    return module.apply({"params": params}, *args, method=method)
 
 
 def layer_norm(x: jnp.ndarray, eps: float) -> jnp.ndarray:

@@ -2,13 +2,17 @@
 of teacher forcing. Pure functions of (model, params, ...); one `DiT` serves all (spec section 4).
 """
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wp2_jax.models import cache as kv
 from wp2_jax.models import masks
 from wp2_jax.models.dit import DiT, DiTConfig, Frames, Write, frame_of_token
+from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 
 
@@ -27,7 +31,7 @@ class History(flax.struct.PyTreeNode):
     captions: jnp.ndarray
 
 
-def init(config: DiTConfig, key: jax.Array) -> dict:
+def init(config: DiTConfig, key: jax.Array) -> Any:
     """Fresh parameters of one expert."""
     side = config.memory.space_factor
     latents = jnp.zeros((1, 2, side, side, config.latent_channels))
@@ -52,9 +56,8 @@ def compress_chunk(
     model: DiT, params, state: CompressorState, latents, y, lr_latents, lr_y
 ) -> tuple[jnp.ndarray, CompressorState]:
     """x_cmp of the frames that follow those the state has seen; one-shot compression is this from a zero state."""
-    variables = {"params": params}
-    compressed, state = model.apply(variables, latents, y, state, method="compress")
-    coarse = model.apply(variables, lr_latents, lr_y, method="embed")
+    compressed, state = call(model, params, "compress", latents, y, state)
+    coarse = call(model, params, "embed", lr_latents, lr_y)
     return coarse + compressed, state
 
 
@@ -62,7 +65,7 @@ def full_frames(model: DiT, params, latents, y, t, actions, positions, captions,
     """Frames at full resolution: generated ones, or sink and tmp (with t = 0)."""
     h, w = latents.shape[2:4]
     patch = model.config.patch
-    tokens = model.apply({"params": params}, latents, y, method="embed")
+    tokens = call(model, params, "embed", latents, y)
     return Frames(tokens, t, actions, positions, captions, h // patch, w // patch, token_t)
 
 
@@ -161,12 +164,11 @@ def bidirectional_frames(
     """One pass over ready groups, of which the last is generated; mask over frames or None."""
     index = frame_of_token(groups)
     token_mask = None if mask is None else masks.expand(mask, index, index)
-    variables = {"params": params}
-    x, e, stream = model.apply(variables, groups, contexts, token_mask, method="prepare")
-    x, _ = model.apply(variables, x, stream, method="run_blocks")
+    x, e, stream = call(model, params, "prepare", groups, contexts, token_mask)
+    x, _ = call(model, params, "run_blocks", x, stream)
     last = groups[-1]
     tail = last.count * last.grid
-    return model.apply(variables, x, e, stream, tail, last.rows, last.cols, block, method="output")
+    return call(model, params, "output", x, e, stream, tail, last.rows, last.cols, block)
 
 
 def empty_cache(model: DiT, layout: kv.CacheLayout, batch: int) -> kv.KVCache:
@@ -200,10 +202,9 @@ def prefill(
     first = cache.layout.sink > 0 and sink is not None
     mask = masks.prefill(layout, cache.chunks, first, compressed.count)
     mask = masks.expand(mask, frame_of_token(groups), masks.cache_frames(layout))
-    variables = {"params": params}
     write = Write(layout, first)
-    x, _, stream = model.apply(variables, groups, contexts, mask, cache.chunks, write, method="prepare")
-    _, (k, v) = model.apply(variables, x, stream, (cache.k, cache.v), method="run_blocks")
+    x, _, stream = call(model, params, "prepare", groups, contexts, mask, cache.chunks, write)
+    _, (k, v) = call(model, params, "run_blocks", x, stream, (cache.k, cache.v))
     return cache.replace(k=k, v=v, chunks=cache.chunks + compressed.count // layout.memory_frames)
 
 
@@ -220,12 +221,11 @@ def denoise(
     index = frame_of_token([generated])
     cache_index = masks.cache_frames(cache.layout)
     keys = cache_index.max(initial=-1) + 1 + index
-    mask = masks.expand(mask, index, jnp.concatenate([jnp.asarray(cache_index), jnp.asarray(keys)]))
-    variables = {"params": params}
-    x, e, stream = model.apply(variables, [generated], contexts, mask, method="prepare")
-    x, _ = model.apply(variables, x, stream, (cache.k, cache.v), method="run_blocks")
+    mask = masks.expand(mask, index, np.concatenate([cache_index, keys]))
+    x, e, stream = call(model, params, "prepare", [generated], contexts, mask)
+    x, _ = call(model, params, "run_blocks", x, stream, (cache.k, cache.v))
     tail = generated.count * generated.grid
-    return model.apply(variables, x, e, stream, tail, generated.rows, generated.cols, block, method="output")
+    return call(model, params, "output", x, e, stream, tail, generated.rows, generated.cols, block)
 
 
 def teacher_forcing(
@@ -279,9 +279,8 @@ def teacher_forcing(
     factor = model.config.memory.time_factor
     mask = masks.teacher_forcing(start, sink, compressed.count, temporal, chunk, frames // chunk, factor)
     index = frame_of_token(groups)
-    variables = {"params": params}
-    x, e, stream = model.apply(variables, groups, contexts, masks.expand(mask, index, index), method="prepare")
-    x, _ = model.apply(variables, x, stream, method="run_blocks")
+    x, e, stream = call(model, params, "prepare", groups, contexts, masks.expand(mask, index, index))
+    x, _ = call(model, params, "run_blocks", x, stream)
     grid = groups[-1].grid
     lead = sink * grid + compressed.count * compressed.grid
     group = (temporal + chunk) * grid
@@ -291,16 +290,6 @@ def teacher_forcing(
         end = lead + (index + 1) * group
         part = stream.replace(time_index=stream.time_index[:end])
         outputs.append(
-            model.apply(
-                variables,
-                x[:, :end],
-                e,
-                part,
-                chunk * grid,
-                groups[-1].rows,
-                groups[-1].cols,
-                block,
-                method="output",
-            )
+            call(model, params, "output", x[:, :end], e, part, chunk * grid, groups[-1].rows, groups[-1].cols, block)
         )
     return jnp.concatenate(outputs, axis=-4)

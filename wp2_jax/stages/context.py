@@ -46,6 +46,10 @@ class Context:
         sharding.check(mesh, batch_size=train.batch, num_heads=self.world.dit.num_heads, accumulate=train.accumulate)
         return mesh
 
+    def check(self) -> None:
+        """Raises ValueError for sizes that do not fit together, before any heavy work."""
+        assert self.world is not None and self.mesh is not None
+
     @property
     def stage(self) -> str:
         return self.config.stage
@@ -116,7 +120,7 @@ class Context:
 
     def latent_cache(self, split: str, window: int = 0) -> latents.LatentCache:
         """Latents of a split: whole clips, or each clip cut into worlds of `window` latent frames of their own."""
-        records = self.records(split)
+        records: Any = self.records(split)
         if window:
             records = windows.Windows(records, window)
         folder = self.workdir / "latents" / (f"windows_{window}" if window else "clips")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from data_pipelines import loader
+from data_pipelines.loader import HeldOut, Loader, PictureWindows
 from wp2_jax import rng
 from wp2_jax.array_types import Params
 from wp2_jax.models import autoencoder as autoencoders
@@ -24,8 +24,8 @@ class Setup(NamedTuple):
     """What the loop is given."""
 
     program: step.Program
-    loader: loader.Loader
-    held_out: loader.HeldOut
+    loader: Loader
+    held_out: HeldOut
 
 
 def optimiser(context: Context, **changes) -> Any:
@@ -129,7 +129,7 @@ def autoencoder_stage(context: Context) -> Setup:
         return {"autoencoder": autoencoders.init_params(model, key)}
 
     settings = {k: v for k, v in config.objective.items() if k != "pictures"}
-    windows = {split: loader.PictureWindows(context.records(split), config.objective.pictures) for split in SPLITS}
+    windows = {split: PictureWindows(context.records(split), config.objective.pictures) for split in SPLITS}
     train, held_out = context.loaders(lambda split: windows[split])
     shown = next(iter(held_out))["video"]
     program = loss_program(

@@ -32,7 +32,7 @@ def train(experiment: configs.Experiment, workdir: Path) -> bool:
     if config.stage not in STAGES:
         raise ValueError(f"config.stage {config.stage!r} is not one of {', '.join(STAGES)}")
     context = Context(config, workdir)
-    context.world, context.mesh  # noqa: B018  sizes are checked before any heavy work
+    context.check()
     folder = context.folder(config.stage)
     settings = loop.LoopConfig(
         steps=config.train.steps,

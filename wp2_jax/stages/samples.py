@@ -11,6 +11,7 @@ from wp2_jax.controls.geometry import picture_count
 from wp2_jax.inference import generate
 from wp2_jax.inference.spec import StreamSpec, capacity_for
 from wp2_jax.inference.world import World
+from wp2_jax.models.layers import call
 
 COLUMNS = 8
 # Enough for a look while training; generation takes the config's steps.
@@ -29,8 +30,7 @@ def rows_of(videos: list[np.ndarray]) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reconstruct(world: World, params: Params, video: jax.Array) -> jax.Array:
-    latents = world.autoencoder.apply({"params": params}, video, method="encode")
-    return world.autoencoder.apply({"params": params}, latents, method="decode")
+    return call(world.autoencoder, params, "decode", call(world.autoencoder, params, "encode", video))
 
 
 def reconstruction(world: World, params: Params, video: np.ndarray, count: int = 4) -> dict[str, np.ndarray]:
