@@ -3,10 +3,13 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_world import quick_compilation
 
+from wp2_jax import sharding
 from wp2_jax.stages import run
 from wp2_jax.train import plots
 
@@ -35,13 +38,21 @@ SMALLEST = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """The tiny recipe is one for a laptop: it runs on one of the virtual devices."""
+    make = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda config: make(config, jax.devices()[:1]))
+
+
 def curve(workdir, stage):
     return plots.read(workdir / stage / "metrics.jsonl")
 
 
 def test_every_stage_runs_from_the_one_before(tmp_path):
     words = [f"--config.{key}={value}" for key, value in SMALLEST.items()]
-    assert run.curriculum("experiments/tiny.py:quick", tmp_path, words)
+    with quick_compilation():
+        assert run.curriculum("experiments/tiny.py:quick", tmp_path, words)
     for stage in run.STAGES:
         losses = [values for name, (_, values) in curve(tmp_path, stage).items() if name.endswith("loss")]
         assert losses and np.isfinite(np.concatenate(losses)).all(), stage
