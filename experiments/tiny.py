@@ -15,7 +15,7 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 700),
+    "autoencoder": (6000, 600),
     "base": (3000, 250),
     "action": (4000, 300),
     "memory_1": (1500, 100),
@@ -25,7 +25,7 @@ STEPS = {
     "stable_forcing": (400, 10),
 }
 RATES = {
-    "autoencoder": 2e-3,
+    "autoencoder": 1e-3,
     "base": 1e-3,
     "action": 1e-3,
     "memory_1": 5e-4,

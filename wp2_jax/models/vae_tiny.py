@@ -20,6 +20,8 @@ POOLS = (2, 2, 1)
 """Frames that each pool of the encoder joins."""
 GROWS = (1, 2, 2)
 """Frames that each grow of the decoder gives for one."""
+# The widths of the last features add up; outputs that start far off kill units before anything is learned.
+_SMALL = nn.initializers.variance_scaling(0.02, "fan_in", "truncated_normal")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Encoder(nn.Module):
             for block in range(self.config.blocks):
                 x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
                 after.append(past)
-        return tuple(after), Conv2d(self.config.latent_channels, name="conv_out")(x)
+        return tuple(after), Conv2d(self.config.latent_channels, kernel_init=_SMALL, name="conv_out")(x)
 
 
 class Decoder(nn.Module):
@@ -131,7 +133,7 @@ class Decoder(nn.Module):
                 after.append(past)
             x = Grow(stride, name=f"grow_{level}")(upsample(x) if space == 2 else x, first)
             x = Conv2d(widths[level + 1], use_bias=False, name=f"up_{level}")(x)
-        x = Conv2d(3 * self.config.patch**2, name="conv_out")(nn.relu(x))
+        x = Conv2d(3 * self.config.patch**2, kernel_init=_SMALL, name="conv_out")(nn.relu(x))
         return tuple(after), unfold(x, self.config.patch)
 
 

@@ -56,8 +56,8 @@ def loss(
     key: PRNGKey,
     *,
     model: nn.Module,
-    square: float = 2.0,
-    gradient: float = 1.0,
+    square: float = 10.0,
+    gradient: float = 0.5,
     regulariser: float = 0.01,
     latent_noise: float = 0.05,
 ) -> tuple[Scalar, Metrics]:
