@@ -16,13 +16,13 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
     "autoencoder": (6000, 600),
-    "base": (3000, 250),
-    "action": (4000, 300),
-    "memory_1": (1500, 100),
-    "memory_2": (4000, 200),
-    "teacher_forcing": (4000, 250),
-    "pdd": (2000, 120),
-    "stable_forcing": (400, 10),
+    "base": (3000, 200),
+    "action": (4000, 250),
+    "memory_1": (1500, 60),
+    "memory_2": (4000, 150),
+    "teacher_forcing": (4000, 150),
+    "pdd": (2000, 80),
+    "stable_forcing": (400, 6),
 }
 RATES = {
     "autoencoder": 1e-3,
@@ -101,8 +101,8 @@ def _quick(c: Any) -> None:
     c.data.update(dict(clips=160, maps=16, test_maps=2))
     c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
+    c.train.batch = 8
     if c.stage == "autoencoder":
-        c.train.update(dict(batch=8))
         c.objective.update(dict(pictures=5))
     if c.stage == "stable_forcing":
         c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
