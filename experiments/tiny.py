@@ -31,7 +31,7 @@ RATES = {
     "memory_1": 5e-4,
     "memory_2": 5e-4,
     "teacher_forcing": 5e-4,
-    "pdd": 3e-4,
+    "pdd": 5e-5,
     "stable_forcing": 2e-5,
 }
 
@@ -106,4 +106,5 @@ def _quick(c: Any) -> None:
         c.objective.update(dict(pictures=5))
     if c.stage == "stable_forcing":
         c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
+        c.optim.warmup = 0
         c.objective.update(dict(chunks=6))
