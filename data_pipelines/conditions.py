@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines import schema
-from data_pipelines.loader import BadRecordError, Tokenize
+from data_pipelines.loader import Tokenize, chunk_captions
 from data_pipelines.tfds_builder import Records
 from wp2_jax.controls.commands import CommandConfig, random_rows
-from wp2_jax.controls.errors import ControlError
 
 
 class Conditions:
@@ -45,8 +43,5 @@ class Conditions:
 
     def _captions(self, record: dict[str, Any]) -> Sequence[str]:
         frames = len(record["actions"]) // self._chunk * self._chunk
-        try:
-            texts = [caption.text for caption in schema.read_caption(record).at_chunks(frames, self._chunk)]
-        except (ControlError, ValueError) as error:
-            raise BadRecordError(f"caption: {error}") from error
+        texts = [caption.text for caption in chunk_captions(record, frames, self._chunk)]
         return (texts + texts[-1:] * self._chunks)[: self._chunks]

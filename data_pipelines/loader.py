@@ -18,6 +18,7 @@ from data_pipelines import schema
 from data_pipelines.faults import Faults
 from data_pipelines.latents import ARRAYS, LatentCache
 from data_pipelines.tfds_builder import Records
+from wp2_jax.controls.captions import Caption
 from wp2_jax.controls.errors import ControlError
 from wp2_jax.controls.geometry import PICTURES_PER_LATENT, chunk_count, fit_pictures
 
@@ -197,7 +198,7 @@ class LatentClips:
         return {**sample, "key": clip["id"]}
 
     def _captions(self, clip: dict[str, Any], frames: int, chunk: int) -> np.ndarray:
-        texts = [caption.text for caption in _captions(clip, frames, chunk)]
+        texts = [caption.text for caption in chunk_captions(clip, frames, chunk)]
         for text in texts:
             if text not in self._ids:
                 self._ids[text] = np.asarray(self._tokenize([text]), np.int32)[0]
@@ -237,7 +238,8 @@ def with_mask(image_latents: np.ndarray) -> np.ndarray:
     return np.concatenate([mask, image_latents], -1)
 
 
-def _captions(record: dict[str, Any], frames: int, chunk: int) -> list:
+def chunk_captions(record: dict[str, Any], frames: int, chunk: int) -> list[Caption]:
+    """The captions of a record's chunks. Raises BadRecordError where they cannot be read."""
     try:
         return schema.read_caption(record).at_chunks(frames, chunk)
     except (ControlError, ValueError) as error:
@@ -248,6 +250,6 @@ def caption_texts(records: Iterable[dict[str, Any]], chunk: int = 4) -> list[str
     """The distinct captions of records, in order of first use: what a tokenizer is trained on."""
     texts: dict[str, None] = {}
     for record in records:
-        for caption in _captions(record, len(record["actions"]), chunk):
+        for caption in chunk_captions(record, len(record["actions"]), chunk):
             texts.setdefault(caption.text, None)
     return list(texts)

@@ -19,5 +19,5 @@ if [ ! -e "$mark" ] || { [ -n "$extra" ] && [ ! -e "$mark-$extra" ]; }; then
   touch "$mark${extra:+-$extra}"
   touch "$mark"
 fi
-# Two cores do not need more threads than there are; compiled programs are kept between runs.
+# Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/wp2_jax/xla}

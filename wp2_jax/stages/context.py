@@ -12,16 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from data_pipelines import latents, loader, record, schema, windows
+from data_pipelines import latents, loader, record, windows
 from data_pipelines.tfds_builder import Records
 from wp2_jax import sharding
 from wp2_jax.array_types import Params
 from wp2_jax.checkpoints import orbax_io
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.inference import condition, world
+from wp2_jax.inference.load import TOKENIZER
 from wp2_jax.train import config as configs
-
-TOKENIZER = "tokenizer.model"
 
 
 class StageError(ValueError):
@@ -133,7 +132,7 @@ class Context:
 
     def captions(self, clip: dict[str, Any], frames: int) -> list[str]:
         """The caption texts of a record's chunks."""
-        return [caption.text for caption in schema.read_caption(clip).at_chunks(frames, self.config.world.chunk)]
+        return [caption.text for caption in loader.chunk_captions(clip, frames, self.config.world.chunk)]
 
     def loaders(self, source: Callable[[str], loader.Source]) -> tuple[loader.Loader, loader.HeldOut]:
         """The training loader and the held-out batches of a source by split."""

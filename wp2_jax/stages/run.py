@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from wp2_jax.checkpoints import orbax_io
 from wp2_jax.stages import regression, report
 from wp2_jax.stages.context import Context
 from wp2_jax.stages.distillation import stable_forcing_stage
@@ -60,8 +61,6 @@ def train(experiment: configs.Experiment, workdir: Path) -> bool:
 
 def _finished(folder: Path, steps: int) -> bool:
     """Whether the stage's newest checkpoint is its last: nothing has to be loaded to skip it."""
-    from wp2_jax.checkpoints import orbax_io
-
     there = orbax_io.steps(folder / "checkpoints") if (folder / "checkpoints").exists() else []
     return bool(there) and max(there) >= steps
 
