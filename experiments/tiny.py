@@ -15,12 +15,12 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 600),
-    "base": (3000, 200),
-    "action": (4000, 250),
+    "autoencoder": (6000, 500),
+    "base": (3000, 300),
+    "action": (4000, 400),
     "memory_1": (1500, 60),
     "memory_2": (4000, 150),
-    "teacher_forcing": (4000, 150),
+    "teacher_forcing": (4000, 200),
     "pdd": (2000, 80),
     "stable_forcing": (400, 6),
 }
@@ -55,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.world.negative_prompt = "nothing"
     memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), attention_heads=4)
     c.model = ConfigDict(
-        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=64, memory=memory)
+        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=64, memory=memory, remat="full")
     )
     c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=96, decoder_widths=(128, 96, 96, 96), blocks=1, patch=4))
     c.text = ConfigDict(
@@ -98,10 +98,12 @@ def _quick(c: Any) -> None:
     c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
     c.autoencoder.update(dict(encoder_width=64, decoder_widths=(96, 64, 64, 64)))
-    c.data.update(dict(clips=160, maps=16, test_maps=2))
+    c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
     c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
     c.train.batch = 8
+    if "history" in c.objective:
+        c.objective.history = 8 if c.stage in ("teacher_forcing", "pdd") else 16
     if c.stage == "autoencoder":
         c.objective.update(dict(pictures=5))
     if c.stage == "stable_forcing":

@@ -5,9 +5,12 @@ import os
 import tempfile
 from pathlib import Path
 
-# Both are read when jax starts its backend, so they come before any import of it.
+from wp2_jax import xla_flags
+
+# All are read when jax starts its backend, so they come before any import of it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+xla_flags.tune_cpu()
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"wp2_jax_cache_{getpass.getuser()}")
 )

@@ -12,6 +12,7 @@ MODELS = {"models", "diffusion"}
 # What each part of wp2_jax may import from the others, besides itself. Top-level modules stand under their own name.
 ALLOWED: dict[str, set[str]] = {
     "array_types": set(),
+    "xla_flags": set(),
     "rng": {"array_types"},
     "tree": {"array_types"},
     "sharding": BASE,

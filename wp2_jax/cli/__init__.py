@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from wp2_jax import xla_flags
+
 COMMANDS = ("data", "train", "curriculum", "report", "generate", "verify")
 """Sub-commands in the order of use; each is the module of this name."""
 
@@ -62,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [word for word in args.overrides if not (args.takes_overrides and word.startswith("--config."))]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    xla_flags.tune_cpu()
     try:
         return args.run(args)
     except KeyboardInterrupt:

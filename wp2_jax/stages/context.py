@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
@@ -18,7 +17,7 @@ from wp2_jax import sharding
 from wp2_jax.array_types import Params
 from wp2_jax.checkpoints import orbax_io
 from wp2_jax.controls.tokenizer import Tokenizer
-from wp2_jax.inference import condition, world
+from wp2_jax.inference import condition, generate, world
 from wp2_jax.inference.load import TOKENIZER
 from wp2_jax.train import config as configs
 
@@ -154,7 +153,7 @@ class Context:
     @functools.cached_property
     def null_context(self) -> jax.Array:
         """[1, S, text_dim] of the negative prompt, by the frozen text encoder."""
-        return self.world.encode_text(self.text_params, jnp.asarray(self.null_ids))
+        return generate.encode_text(self.world, self.text_params, self.null_ids)
 
 
 class _bar:

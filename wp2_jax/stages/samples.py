@@ -45,17 +45,18 @@ def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, c
     world, records = context.world, context.records("test")
     config = world.config
     spec = world.stream(mode, capacity_for(chunks), steps=SAMPLING_STEPS)
-    params = {"experts": experts, "autoencoder": context.encoder.params}
+    # Everything comes from the host, so that the stages of a curriculum share the compiled programs.
+    params = jax.device_get({"experts": experts, "autoencoder": context.encoder.params})
     frames = chunks * config.chunk
     clips = [records[(index * len(records)) // count] for index in range(count)]
     pictures = [clip["pictures"][: picture_count(frames)].astype(np.float32) / 127.5 - 1 for clip in clips]
     captions = [context.captions(clip, frames) for clip in clips]
-    ids = jnp.asarray(np.stack([context.tokenizer.encode(texts) for texts in captions]))
-    contexts = world.encode_text(text, ids)
-    null = world.encode_text(text, jnp.asarray(context.null_ids))
-    null = jnp.broadcast_to(null[None], (count, 1, *null.shape[1:]))
-    actions = jnp.asarray(np.stack([clip["actions"][:frames] for clip in clips]))
-    made = worlds(spec, params, jnp.asarray(np.stack([p[0] for p in pictures])), actions, contexts, null)
+    ids = np.stack([context.tokenizer.encode(texts) for texts in captions])
+    text = jax.device_get(text)
+    contexts, null = (jax.device_get(generate.encode_text(world, text, tokens)) for tokens in (ids, context.null_ids))
+    null = np.broadcast_to(null[None], (count, 1, *null.shape[1:]))
+    actions = np.stack([clip["actions"][:frames] for clip in clips])
+    made = worlds(spec, params, np.stack([p[0] for p in pictures]), actions, contexts, null)
     return {mode: rows_of([row for pair in zip(pictures, made, strict=True) for row in pair])}
 
 

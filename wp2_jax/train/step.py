@@ -78,17 +78,21 @@ def apply_gradients(
     Where `ok` (bool []) is False everything stays as it is. The step is not counted: see `finish`.
     The metrics are the norms of the gradients by role, before clipping.
     """
-    params, opt_state, ema = dict(state.params), dict(state.opt_state), dict(state.ema)
-    for role, grad in grads.items():
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 count with floats
-            updates, new_opt = optimisers[role].update(grad, opt_state[role], params[role])
-        new_params = optax.apply_updates(params[role], updates)
-        params[role] = _keep_unless(ok, new_params, params[role])
-        opt_state[role] = _keep_unless(ok, new_opt, opt_state[role])
-        if role in ema:
-            ema[role] = _keep_unless(ok, optim.ema_update(ema[role], new_params, ema_decay), ema[role])
+    def move(state: TrainState) -> TrainState:
+        params, opt_state, ema = dict(state.params), dict(state.opt_state), dict(state.ema)
+        for role, grad in grads.items():
+            with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 count with floats
+                updates, opt_state[role] = optimisers[role].update(grad, opt_state[role], params[role])
+            params[role] = optax.apply_updates(params[role], updates)
+            if role in ema:
+                ema[role] = optim.ema_update(ema[role], params[role], ema_decay)
+        return state.replace(params=params, opt_state=opt_state, ema=ema)
+
+    # A branch, and not a select at every leaf: XLA would compute `ok` once more in the kernel of each leaf, and
+    # compile for the better part of a minute.
+    state = jax.lax.cond(ok, move, lambda state: state, state)
     norms = {f"grad_norm/{role}": optax.tree.norm(grad) for role, grad in grads.items()}
-    return state.replace(params=params, opt_state=opt_state, ema=ema), norms
+    return state, norms
 
 
 def finish(state: TrainState, ok: jax.Array) -> tuple[TrainState, Metrics]:
@@ -118,7 +122,8 @@ def make_update(loss_fn: LossFn, optimisers: Optimisers, *, ema_decay: float = 0
             grads, metrics = part(jnp.asarray(0), batch)
         else:
             grads, metrics = _mean_over_parts(part, batch, accumulate)
-        ok = all_finite(metrics["loss"], grads)
+        # A norm is finite only where all of its tree is.
+        ok = all_finite(metrics["loss"], {role: optax.tree.norm(grad) for role, grad in grads.items()})
         state, norms = apply_gradients(state, grads, optimisers, ok=ok, ema_decay=ema_decay)
         state, counts = finish(state, ok)
         return state, {**metrics, **norms, **counts}
@@ -133,7 +138,13 @@ def jit_init(
     shapes = jax.eval_shape(init, key, given)
     given = sharding.place(given, rules, mesh)
     with jax.set_mesh(mesh):
-        return jax.jit(init, out_shardings=sharding.shardings(shapes, rules, mesh))(key, given)
+        shards = sharding.shardings(shapes, rules, mesh)
+        return jax.jit(init, out_shardings=shards, compiler_options=_rarely_run(mesh))(key, given)
+
+
+def _rarely_run(mesh: Mesh) -> dict[str, int] | None:
+    """Compiler options for what runs a few times only: optimising its code takes longer than it saves on CPU."""
+    return {"xla_backend_optimization_level": 0} if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def jit_update(update: Update, mesh: Mesh, rules: sharding.Rules) -> Update:
@@ -181,7 +192,7 @@ class LossProgram:
             return inner(state, batch, {**frozen, **self.by_step(state.step)})
 
         self._update = jit_update(update, self.mesh, self.rules)
-        self._evaluate = jax.jit(self._evaluate_pure)
+        self._evaluate = jax.jit(self._evaluate_pure, compiler_options=_rarely_run(self.mesh))
 
     def given(self) -> dict[str, Any]:
         return self.load_given()
@@ -204,10 +215,6 @@ class LossProgram:
         # The same noise at every evaluation, so that the curve shows the weights and not the draw.
         loss, metrics = (self.eval_fn or self.loss_fn)(params, batch, frozen, rng.fold(key, "evaluate"))
         return {**metrics, "loss": loss}
-
-
-def _keep_unless(ok: jax.Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
 
 
 def _mean_over_parts(
