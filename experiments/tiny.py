@@ -55,7 +55,17 @@ def get_config(arg: str = "") -> ConfigDict:
     c.world.negative_prompt = "nothing"
     memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), attention_heads=4)
     c.model = ConfigDict(
-        dict(dim=192, num_heads=6, num_layers=6, ffn_dim=512, freq_dim=256, text_dim=64, text_len=64, memory=memory, remat="full")
+        dict(
+            dim=192,
+            num_heads=6,
+            num_layers=6,
+            ffn_dim=512,
+            freq_dim=256,
+            text_dim=64,
+            text_len=64,
+            memory=memory,
+            remat="full",
+        )
     )
     c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=96, decoder_widths=(128, 96, 96, 96), blocks=1, patch=4))
     c.text = ConfigDict(
@@ -80,7 +90,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 # What is particular to a stage. Lengths are latent frames.
 OBJECTIVES = {
-    "autoencoder": dict(pictures=17),
+    "autoencoder": dict(pictures=17, regulariser=0.3),
     "base": dict(target=8, dropout=0.1),
     "action": dict(target=8, dropout=0.1),
     "memory_1": dict(drawn=8, history=32, dropout=0.1, rank=16),

@@ -5,12 +5,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from wp2_jax import xla_flags
-
-# All are read when jax starts its backend, so they come before any import of it.
+# Both are read when jax starts its backend, so they come before any import of it.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
-xla_flags.tune_cpu()
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"wp2_jax_cache_{getpass.getuser()}")
 )
@@ -18,6 +15,9 @@ os.environ.setdefault(
 import jax
 import pytest
 
+from wp2_jax import xla_flags
+
+xla_flags.tune_cpu()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from safetensors.numpy import load_file, save_file
+from streamed_vae import FAST_COMPILE, golden_vae, stream
 
 from wp2_jax.checkpoints.names_vae import wan_rules
 from wp2_jax.checkpoints.torch_names import flatten, from_tree, to_tree
@@ -17,37 +18,10 @@ from wp2_jax.models.convolution import causal_conv, last_frames, upsample
 from wp2_jax.models.vae_wan import WanVae, WanVaeConfig
 from wp2_jax.verify.autoencoders import check_wan, wan_model
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}  # compiling takes far longer than running these sizes
-
 
 @pytest.fixture(scope="module")
 def vae(golden):
-    """(model, jitted apply): golden weights, called as apply(method, *arrays) or apply(method, state, x, first=...)."""
-    model, params = wan_model(golden)
-    functions = {}
-
-    def apply(method, *args, **static):
-        key = (method, *static.items())
-        if key not in functions:
-            call = partial(model.apply, method=method, **static)
-            functions[key] = jax.jit(lambda *args: call({"params": params}, *args), compiler_options=FAST_COMPILE)
-        return functions[key](*args)
-
-    return model, apply
-
-
-def stream(vae, way, x, sizes):
-    model, apply = vae
-    pixels = 1 if way == "encode" else 8
-    init = model.init_encode_state if way == "encode" else model.init_decode_state
-    state, parts, at = init(x.shape[0], x.shape[2] * pixels, x.shape[3] * pixels), [], 0
-    shapes = jax.tree.map(jnp.shape, state)
-    for size in sizes:
-        state, y = apply(f"{way}_chunk", state, x[:, at : at + size], first=at == 0)
-        assert jax.tree.map(jnp.shape, state) == shapes
-        parts.append(np.asarray(y))
-        at += size
-    return np.concatenate(parts, axis=1)
+    return golden_vae(*wan_model(golden))
 
 
 def random_video(frames, size=16, batch=1):

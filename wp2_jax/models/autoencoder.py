@@ -15,7 +15,7 @@ the first 4n + 1 of them, the tiny one pads on the left; either way 7, 13, 15 an
 latents. Later chunks hold whole latents, 4 pictures each.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +30,47 @@ LATENT_CHANNELS = 16
 State = tuple[Any, ...]
 
 
-class Autoencoder(Protocol):
-    """The interface described above, as seen from inside `model.apply`."""
+class Autoencoder(nn.Module):
+    """The interface above, from what a kind defines: `encode_chunk`, `decode_chunk_raw` and the two states."""
 
-    def encode(self, video: jax.Array) -> jax.Array: ...
+    def __call__(self, video: jax.Array) -> jax.Array:
+        """Encodes and decodes without the clamp: the reconstruction a training loss compares."""
+        return self.decode_raw(self.encode(video))
 
-    def decode(self, latents: jax.Array) -> jax.Array: ...
+    def encode(self, video: jax.Array) -> jax.Array:
+        """[B, 4n + 1, H, W, 3] in [-1, 1] -> latents [B, n + 1, H/8, W/8, 16]. Raises GeometryError (4n + 1, 8)."""
+        check_video(video)
+        batch, _, height, width, _ = video.shape
+        return self.encode_chunk(self.init_encode_state(batch, height, width), video, True)[1]
 
-    def decode_raw(self, latents: jax.Array) -> jax.Array: ...
+    def decode(self, latents: jax.Array) -> jax.Array:
+        """[B, T, h, w, 16] -> video [B, 4 (T - 1) + 1, 8 h, 8 w, 3] clamped to [-1, 1]."""
+        return jnp.clip(self.decode_raw(latents), -1.0, 1.0)
 
-    def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]: ...
+    def decode_raw(self, latents: jax.Array) -> jax.Array:
+        """`decode` without the clamp, which has no gradient outside of [-1, 1]."""
+        batch, _, h, w, _ = latents.shape
+        state = self.init_decode_state(batch, h * PIXELS_PER_LATENT, w * PIXELS_PER_LATENT)
+        return self.decode_chunk_raw(state, latents, True)[1]
 
-    def decode_chunk(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]: ...
+    def decode_chunk(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        """The next latents of a stream [B, T, h, w, 16] -> (state, video clamped to [-1, 1])."""
+        state, video = self.decode_chunk_raw(state, latents, first)
+        return state, jnp.clip(video, -1.0, 1.0)
 
-    def init_encode_state(self, batch: int, height: int, width: int) -> State: ...
+    def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        raise NotImplementedError
 
-    def init_decode_state(self, batch: int, height: int, width: int) -> State: ...
+    def decode_chunk_raw(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        raise NotImplementedError
+
+    @nn.nowrap
+    def init_encode_state(self, batch: int, height: int, width: int) -> State:
+        raise NotImplementedError
+
+    @nn.nowrap
+    def init_decode_state(self, batch: int, height: int, width: int) -> State:
+        raise NotImplementedError
 
 
 def check_video(video: jax.Array) -> None:

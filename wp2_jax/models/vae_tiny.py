@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, State, check_chunk, check_video
+from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, Autoencoder, State, check_chunk
 from wp2_jax.models.convolution import Conv2d, upsample
 
 POOLS = (2, 2, 1)
@@ -151,7 +151,7 @@ def unfold(x: jax.Array, patch: int) -> jax.Array:
     return jnp.moveaxis(x, 3, 4).reshape(b, f, h * patch, w * patch, c // patch**2)
 
 
-class TinyVae(nn.Module):
+class TinyVae(Autoencoder):
     """The interface of `models/autoencoder.py`; inside, pictures are in [0, 1]."""
 
     config: TinyVaeConfig
@@ -160,37 +160,13 @@ class TinyVae(nn.Module):
         self.encoder = Encoder(self.config)
         self.decoder = Decoder(self.config)
 
-    def __call__(self, video: jax.Array) -> jax.Array:
-        """Encodes and decodes without the clamp: the reconstruction a training loss compares."""
-        return self.decode_raw(self.encode(video))
-
-    def encode(self, video: jax.Array) -> jax.Array:
-        """[B, 4n + 1, H, W, 3] in [-1, 1] -> latents [B, n + 1, H/8, W/8, 16]. Raises GeometryError (4n + 1, 8)."""
-        check_video(video)
-        batch, _, height, width, _ = video.shape
-        return self.encode_chunk(self.init_encode_state(batch, height, width), video, True)[1]
-
-    def decode(self, latents: jax.Array) -> jax.Array:
-        """[B, T, h, w, 16] -> video [B, 4 (T - 1) + 1, 8 h, 8 w, 3] clamped to [-1, 1]."""
-        return jnp.clip(self.decode_raw(latents), -1.0, 1.0)
-
-    def decode_raw(self, latents: jax.Array) -> jax.Array:
-        """`decode` without the clamp, which has no gradient outside of [-1, 1]."""
-        batch, _, h, w, _ = latents.shape
-        state = self.init_decode_state(batch, h * PIXELS_PER_LATENT, w * PIXELS_PER_LATENT)
-        return self._decode(state, latents, True)[1]
-
     def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
         """The next pictures [B, F, H, W, 3]: any F when `first`, later multiples of 4 -> (state, latents)."""
         check_chunk(video, first)
         return self.encoder((video.astype(jnp.float32) + 1.0) / 2.0, state, first)
 
-    def decode_chunk(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
-        """The next latents of a stream [B, T, h, w, 16] -> (state, video clamped to [-1, 1])."""
-        state, video = self._decode(state, latents, first)
-        return state, jnp.clip(video, -1.0, 1.0)
-
-    def _decode(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+    def decode_chunk_raw(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        """The next latents of a stream [B, T, h, w, 16] -> (state, video without the clamp)."""
         state, video = self.decoder(latents.astype(jnp.float32), state, first)
         return state, 2.0 * video - 1.0
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from wp2_jax.controls.geometry import PICTURES_PER_LATENT
-from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, State, check_chunk, check_video
+from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, Autoencoder, State, check_chunk
 from wp2_jax.models.convolution import CausalConv3d, Conv2d, TimeWeights, causal_conv, last_frames, upsample
 
 # Published constants of Wan2.1: mean and spread of each latent channel over its training data.
@@ -250,7 +250,7 @@ class _Half(nn.Module):
         return tuple(after), x
 
 
-class WanVae(nn.Module):
+class WanVae(Autoencoder):
     """The interface of `models/autoencoder.py`; latents are normalised by the config's mean and std."""
 
     config: WanVaeConfig
@@ -260,26 +260,6 @@ class WanVae(nn.Module):
         self.decoder = _Half(tuple(decoder_layers(self.config)))
         self.quantise = Conv2d(2 * self.config.z_dim, size=1)
         self.dequantise = Conv2d(self.config.z_dim, size=1)
-
-    def __call__(self, video: jax.Array) -> jax.Array:
-        """Encodes and decodes without the clamp."""
-        return self.decode_raw(self.encode(video))
-
-    def encode(self, video: jax.Array) -> jax.Array:
-        """[B, 4n + 1, H, W, 3] in [-1, 1] -> latents [B, n + 1, H/8, W/8, 16]. Raises GeometryError (4n + 1, 8)."""
-        check_video(video)
-        batch, _, height, width, _ = video.shape
-        return self.encode_chunk(self.init_encode_state(batch, height, width), video, True)[1]
-
-    def decode(self, latents: jax.Array) -> jax.Array:
-        """[B, T, h, w, 16] -> video [B, 4 (T - 1) + 1, 8 h, 8 w, 3] clamped to [-1, 1]."""
-        return jnp.clip(self.decode_raw(latents), -1.0, 1.0)
-
-    def decode_raw(self, latents: jax.Array) -> jax.Array:
-        """`decode` without the clamp."""
-        batch, _, h, w, _ = latents.shape
-        state = self.init_decode_state(batch, h * PIXELS_PER_LATENT, w * PIXELS_PER_LATENT)
-        return self._decode(state, latents, True)[1]
 
     def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
         """The next pictures of a stream [B, F, H, W, 3] -> (state, latents).
@@ -292,12 +272,8 @@ class WanVae(nn.Module):
         mean, std = (jnp.asarray(values, jnp.float32) for values in (self.config.mean, self.config.std))
         return state, (moments[..., : self.config.z_dim] - mean) / std
 
-    def decode_chunk(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
-        """The next latents of a stream [B, T, h, w, 16] -> (state, video clamped to [-1, 1])."""
-        state, video = self._decode(state, latents, first)
-        return state, jnp.clip(video, -1.0, 1.0)
-
-    def _decode(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+    def decode_chunk_raw(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
+        """The next latents of a stream [B, T, h, w, 16] -> (state, video without the clamp)."""
         mean, std = (jnp.asarray(values, jnp.float32) for values in (self.config.mean, self.config.std))
         return self._run(_decode_step, state, latents.astype(jnp.float32) * std + mean, 1, first)
 

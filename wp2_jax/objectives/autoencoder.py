@@ -58,7 +58,7 @@ def loss(
     model: nn.Module,
     square: float = 10.0,
     gradient: float = 0.5,
-    regulariser: float = 0.01,
+    regulariser: float = 0.3,
     latent_noise: float = 0.05,
 ) -> tuple[Scalar, Metrics]:
     """Reconstruction loss of batch["video"] [B, 4n + 1, H, W, 3], float32 in [-1, 1] or uint8.

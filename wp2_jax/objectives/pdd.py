@@ -27,7 +27,7 @@ from wp2_jax.diffusion.experts import Experts
 from wp2_jax.models import passes, pdd_heads
 from wp2_jax.models.dit import DiT
 from wp2_jax.objectives import batch as batches
-from wp2_jax.objectives.teacher_forcing import check_frames
+from wp2_jax.objectives import teacher_forcing
 
 SOLVERS = ("euler", "midpoint")
 
@@ -104,22 +104,20 @@ def loss(
     Metrics: loss/<expert>, loss/<expert>/q0..q3 by quarter of the block (q0 next to its start), /data and /own.
     Raises ValueError where the target does not fit or an expert's share of the batch is odd.
     """
-    check_frames(batch["latents"].shape[1], frames, chunk)
+    teacher_forcing.check_frames(batch["latents"].shape[1], frames, chunk)
 
     def one(name: str, rows: Batch, key: PRNGKey) -> tuple[Scalar, Metrics]:
-        count, clip_frames = rows["latents"].shape[:2]
-        clip = batches.clip_from_batch(rows, chunk)
-        start = batches.draw_history(
-            rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=clip_frames - frames
-        )
-        contexts = batches.encode_captions(
+        clip, start, contexts, x0 = teacher_forcing.scene(
             params,
+            rows,
             frozen,
-            rows["caption_ids"],
-            rng.fold(key, "captions"),
+            key,
             encode_text=encode_text,
-            dropout=caption_dropout,
+            frames=frames,
+            chunk=chunk,
+            caption_dropout=caption_dropout,
         )
+        count = len(x0)
         null = batches.null_context(params, frozen, encode_text).astype(contexts.dtype)
         null = jnp.broadcast_to(null[None], (count, *null.shape))
 
@@ -135,7 +133,6 @@ def loss(
         sigmas = jnp.take(jnp.asarray(grids, jnp.float32), block, axis=0)
         interval = jax.random.randint(rng.fold(key, "interval"), (count,), 0, grids.shape[1] - 1, jnp.int32)
 
-        x0 = passes.take_frames(clip.latents, batches.frame_range(start, frames))
         noise = jax.random.normal(rng.fold(key, "noise"), x0.shape, jnp.float32)
         scene = (clip, start, contexts)
         data, own = (batches.share((x0, noise, scene), 2, half) for half in range(2))

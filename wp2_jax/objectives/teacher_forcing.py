@@ -5,7 +5,7 @@ would have put into its cache.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,43 @@ def check_frames(clip_frames: int, frames: int, chunk: int) -> None:
             f"frames {frames} as target in clips of {clip_frames} latent frames: use a multiple of chunk {chunk} "
             f"up to {clip_frames}"
         )
+
+
+class Scene(NamedTuple):
+    """The clean side of a batch: `passes.teacher_forcing` takes the first three after the noisy frames."""
+
+    clip: passes.History
+    start: jax.Array  # [B] int32, first target frame
+    contexts: jax.Array  # [B, C, S, text_dim]
+    x0: jax.Array  # [B, frames, h, w, 16], the targets
+
+
+def scene(
+    params: Params,
+    rows: Batch,
+    frozen: dict[str, Any],
+    key: PRNGKey,
+    *,
+    encode_text: batches.EncodeText,
+    frames: int,
+    chunk: int,
+    caption_dropout: float,
+) -> Scene:
+    """Draws the history's length (up to frozen["max_history"]) and which captions are dropped."""
+    count, clip_frames = rows["latents"].shape[:2]
+    clip = batches.clip_from_batch(rows, chunk)
+    start = batches.draw_history(
+        rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=clip_frames - frames
+    )
+    contexts = batches.encode_captions(
+        params,
+        frozen,
+        rows["caption_ids"],
+        rng.fold(key, "captions"),
+        encode_text=encode_text,
+        dropout=caption_dropout,
+    )
+    return Scene(clip, start, contexts, passes.take_frames(clip.latents, batches.frame_range(start, frames)))
 
 
 def loss(
@@ -53,21 +90,17 @@ def loss(
     check_frames(batch["latents"].shape[1], frames, chunk)
 
     def one(name: str, rows: Batch, key: PRNGKey) -> tuple[Scalar, Metrics]:
-        count, clip_frames = rows["latents"].shape[:2]
-        clip = batches.clip_from_batch(rows, chunk)
-        start = batches.draw_history(
-            rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=clip_frames - frames
-        )
-        contexts = batches.encode_captions(
+        clip, start, contexts, x0 = scene(
             params,
+            rows,
             frozen,
-            rows["caption_ids"],
-            rng.fold(key, "captions"),
+            key,
             encode_text=encode_text,
-            dropout=caption_dropout,
+            frames=frames,
+            chunk=chunk,
+            caption_dropout=caption_dropout,
         )
-        x0 = passes.take_frames(clip.latents, batches.frame_range(start, frames))
-        sigma = experts.sample_sigma(rng.fold(key, "sigma"), name, (count, frames // chunk), shift)
+        sigma = experts.sample_sigma(rng.fold(key, "sigma"), name, (len(x0), frames // chunk), shift)
         level = jnp.repeat(sigma, chunk, axis=1)
         eps = jax.random.normal(rng.fold(key, "noise"), x0.shape, jnp.float32)
         velocity = passes.teacher_forcing(

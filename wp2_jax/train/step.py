@@ -78,6 +78,7 @@ def apply_gradients(
     Where `ok` (bool []) is False everything stays as it is. The step is not counted: see `finish`.
     The metrics are the norms of the gradients by role, before clipping.
     """
+
     def move(state: TrainState) -> TrainState:
         params, opt_state, ema = dict(state.params), dict(state.opt_state), dict(state.ema)
         for role, grad in grads.items():
