@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from wp2_jax import rng, sharding, tree
@@ -136,3 +137,19 @@ def test_one_role_at_a_time(batch, frozen):
 def test_roles_must_agree():
     with pytest.raises(ValueError, match=r"roles differ: params \['high'\], optimisers \['high', 'low'\]"):
         state.create(rng.base_key(0), {"high": {"w": jnp.zeros(1)}}, OPTIMISERS)
+
+
+def test_the_compiled_update_grows_with_its_leaves_and_no_faster():
+    """A scalar that all leaves share, such as whether the update counts, must not be computed once more in each."""
+
+    def instructions(leaves: int) -> int:
+        params = {"all": {f"w{index}": jnp.ones(4) for index in range(leaves)}}
+        optimisers = {"all": OPTIMISERS["high"]}
+        update = step.make_update(
+            lambda params, *_: (optax.tree.norm(params, squared=True), {}), optimisers, ema_decay=0.9
+        )
+        start = state.create(rng.base_key(0), params, optimisers, ema=("all",))
+        return (jax.jit(update).lower(start, {}, {}).compile().as_text() or "").count("\n")
+
+    few, many = instructions(10), instructions(40)
+    assert many < 5 * few

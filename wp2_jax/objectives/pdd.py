@@ -118,8 +118,9 @@ def loss(
             caption_dropout=caption_dropout,
         )
         count = len(x0)
-        null = batches.null_context(params, frozen, encode_text).astype(contexts.dtype)
-        null = jnp.broadcast_to(null[None], (count, *null.shape))
+        null = jnp.broadcast_to(
+            batches.null_context(params, frozen, encode_text).astype(contexts.dtype), contexts.shape
+        )
 
         def masked(model, weights, x, sigma, scene, block=None):
             """Head outputs at noise levels sigma [B] or []; scene = (clip, start, contexts)."""
@@ -146,15 +147,18 @@ def loss(
             names=experts.names[: experts.names.index(name) + 1],
             block=block,
         )
-        x = jnp.stack([from_data, from_own], axis=1).reshape(x0.shape)
+        x = _interleave(from_data, from_own)
 
-        null_scene = (clip.replace(captions=jnp.zeros_like(clip.captions)), start, null)
         weights = frozen["teacher"][name]
-        teacher = guidance.guided(
-            lambda x, sigma: masked(teachers[name], weights, x, sigma, scene),
-            lambda x, sigma: masked(teachers[name], weights, x, sigma, null_scene),
-            guide_scale,
-        )
+        # Both branches of the guidance in one pass, a sample's two rows side by side: they stay on its device.
+        both = jax.tree.map(_interleave, scene, (clip, start, null))
+
+        def teacher(x, sigma):
+            if guide_scale == 1.0:
+                return masked(teachers[name], weights, x, sigma, scene)
+            velocity = masked(teachers[name], weights, _interleave(x, x), _interleave(sigma, sigma), both)
+            return guidance.combine(batches.share(velocity, 2, 0), batches.share(velocity, 2, 1), guide_scale)
+
         errors = regression(
             lambda x: masked(models[name], params["experts"][name], x, sigmas[0], scene, block),
             teacher,
@@ -204,6 +208,11 @@ def own_run(
         x = jax.lax.fori_loop(jnp.zeros((), jnp.int32), steps, step, x)
         first += len(blocks)
     return jax.lax.stop_gradient(x)
+
+
+def _interleave(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[B, ...] twice -> [2B, ...]: a's row 0, b's row 0, a's row 1, ...; `batches.share` takes it apart."""
+    return jnp.stack([a, b], axis=1).reshape(-1, *a.shape[1:])
 
 
 def _fused(model: DiT) -> DiT:

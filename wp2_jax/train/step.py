@@ -79,21 +79,25 @@ def apply_gradients(
     The metrics are the norms of the gradients by role, before clipping.
     """
 
-    def move(state: TrainState) -> TrainState:
-        params, opt_state, ema = dict(state.params), dict(state.opt_state), dict(state.ema)
+    trees = (state.params, state.opt_state, state.ema)
+    before = tuple({role: tree[role] for role in grads if role in tree} for tree in trees)
+
+    def move(before: tuple[Params, dict[str, Any], Params]) -> tuple[Params, dict[str, Any], Params]:
+        params, opt_state, ema = (dict(tree) for tree in before)
         for role, grad in grads.items():
             with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 count with floats
                 updates, opt_state[role] = optimisers[role].update(grad, opt_state[role], params[role])
             params[role] = optax.apply_updates(params[role], updates)
             if role in ema:
                 ema[role] = optim.ema_update(ema[role], params[role], ema_decay)
-        return state.replace(params=params, opt_state=opt_state, ema=ema)
+        return params, opt_state, ema
 
     # A branch, and not a select at every leaf: XLA would compute `ok` once more in the kernel of each leaf, and
     # compile for the better part of a minute.
-    state = jax.lax.cond(ok, move, lambda state: state, state)
+    after = jax.lax.cond(ok, move, lambda before: before, before)
+    params, opt_state, ema = ({**tree, **moved} for tree, moved in zip(trees, after, strict=True))
     norms = {f"grad_norm/{role}": optax.tree.norm(grad) for role, grad in grads.items()}
-    return state, norms
+    return state.replace(params=params, opt_state=opt_state, ema=ema), norms
 
 
 def finish(state: TrainState, ok: jax.Array) -> tuple[TrainState, Metrics]:
