@@ -15,13 +15,13 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 
 # Steps of each stage: (full tiny recipe, quick).
 STEPS = {
-    "autoencoder": (6000, 500),
+    "autoencoder": (6000, 420),
     "base": (3000, 300),
-    "action": (4000, 400),
+    "action": (4000, 500),
     "memory_1": (1500, 60),
     "memory_2": (4000, 150),
     "teacher_forcing": (4000, 200),
-    "pdd": (2000, 80),
+    "pdd": (2000, 60),
     "stable_forcing": (400, 6),
 }
 RATES = {
@@ -79,7 +79,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.optim = ConfigDict(dict(learning_rate=RATES[stage], schedule="cosine", warmup=50, steps=0, weight_decay=0.01))
     c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0))
     c.train = ConfigDict(dict(steps=STEPS[stage][quick], batch=16, ema_decay=0.99, log_every=20, evaluate_every=250))
-    c.train.update(dict(sample_every=1000, checkpoint_every=500, evaluate_batches=4, keep=1, accumulate=1))
+    c.train.update(
+        dict(sample_every=1000, checkpoint_every=500, evaluate_batches=4, keep=1, accumulate=1, quick_compile=False)
+    )
     c.mesh = ConfigDict(dict(data=1, fsdp=-1, seq=1, tensor=1))
 
     c.objective = ConfigDict(OBJECTIVES[stage])
@@ -111,12 +113,14 @@ def _quick(c: Any) -> None:
     c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
     c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
-    c.train.batch = 8
+    c.train.batch = 4 if c.stage == "autoencoder" else 8
     if "history" in c.objective:
-        c.objective.history = 8 if c.stage in ("teacher_forcing", "pdd") else 16
+        c.objective.history = 8 if c.stage == "teacher_forcing" else 16
+    if c.stage == "pdd":
+        c.objective.target = 8
     if c.stage == "autoencoder":
-        c.objective.update(dict(pictures=5))
+        c.objective.update(dict(pictures=13))
     if c.stage == "stable_forcing":
-        c.train.update(dict(log_every=1, batch=2, evaluate_every=0))
+        c.train.update(dict(log_every=1, batch=2, evaluate_every=0, quick_compile=True))
         c.optim.warmup = 0
         c.objective.update(dict(chunks=6))

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"array_types", "rng", "tree"}
+BASE = {"array_types", "rng", "tree", "xla_flags"}
 MODELS = {"models", "diffusion"}
 # What each part of wp2_jax may import from the others, besides itself. Top-level modules stand under their own name.
 ALLOWED: dict[str, set[str]] = {

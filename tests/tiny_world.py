@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_objectives import CHUNK, CONFIG, TEXT_DIM, TEXT_LEN
 
-from wp2_jax import tree
+from wp2_jax import tree, xla_flags
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.inference import stream
 from wp2_jax.inference.spec import StreamSpec
@@ -20,7 +20,11 @@ from wp2_jax.objectives import dmd, rollout
 SIZE = 64
 VAE = autoencoder.build("tiny", encoder_width=8, decoder_widths=(8, 8, 8, 8))
 # Almost all the time of these tests goes into compiling, and little of it is wanted for so small sizes.
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+_jit = jax.jit
+
+
+def quick_jit(function, compiler_options=None, **options):
+    return _jit(function, compiler_options=compiler_options or xla_flags.quick_compile("cpu"), **options)
 
 
 def quick_compilation():

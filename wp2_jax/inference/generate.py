@@ -5,8 +5,9 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +34,19 @@ CONDITION_CHUNKS = 16
 MAX_SEED = 2**31 - 1
 _SHEET_CELLS = 60
 
+
 # `stream`'s functions, compiled once a spec and `first`. They overwrite the state that is given: who wants to keep one
 # (to fork a world, say) copies it before, `jax.tree.map(jnp.copy, state)`.
-start = jax.jit(stream.start, static_argnums=(0, 3))
-emit = jax.jit(stream.emit, static_argnums=0, static_argnames=("first",), donate_argnums=2)
-absorb = jax.jit(stream.absorb, static_argnums=0, static_argnames=("first",), donate_argnums=2)
+def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[..., Any], ...]:
+    """(start, emit, absorb), jitted."""
+    step = functools.partial(
+        jax.jit, static_argnums=0, static_argnames=("first",), donate_argnums=2, compiler_options=compiler_options
+    )
+    start = jax.jit(stream.start, static_argnums=(0, 3), compiler_options=compiler_options)
+    return start, step(stream.emit), step(stream.absorb)
+
+
+start, emit, absorb = programs()
 encode_text = jax.jit(World.encode_text, static_argnums=0)
 
 

@@ -12,6 +12,7 @@ Everything lies in buffers of the stream's capacity that each compiled call take
 compiled code depends on the number of chunks M, which is a number on the host.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,7 +167,9 @@ def advance(
     )
 
 
-def functions(spec: StreamSpec, *, keep_compressors: bool = False) -> dict[str, Callable[..., Rollout]]:
+def functions(
+    spec: StreamSpec, *, keep_compressors: bool = False, compiler_options: dict[str, int] | None = None
+) -> dict[str, Callable[..., Rollout]]:
     """The compiled functions of `run`: "begin", and "first_chunk" and "later_chunk", which take over the rollout.
 
     Raises ValueError for a stream that is not few-step.
@@ -183,10 +186,11 @@ def functions(spec: StreamSpec, *, keep_compressors: bool = False) -> dict[str, 
     def later_chunk(rollout, params, given, block):
         return advance(spec, rollout, params, given, block, first=False)
 
+    jit = functools.partial(jax.jit, compiler_options=compiler_options)
     return {
-        "begin": jax.jit(start),
-        "first_chunk": jax.jit(first_chunk, donate_argnums=0),
-        "later_chunk": jax.jit(later_chunk, donate_argnums=0),
+        "begin": jit(start),
+        "first_chunk": jit(first_chunk, donate_argnums=0),
+        "later_chunk": jit(later_chunk, donate_argnums=0),
     }
 
 

@@ -11,6 +11,7 @@ memory of its record and of one chunk or one clip, whatever M is, and a longer r
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -133,25 +134,29 @@ class StableForcing:
     load_given: Callable[[], dict[str, Any]] = dict
     sample_fn: Callable[[Any], dict[str, np.ndarray]] = lambda state: {}
     encode_text: batches.EncodeText | None = None
+    compiler_options: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         keep = self.config.memory_grad != "none"
-        self.functions: dict[str, Callable[..., Any]] = rollouts.functions(self.spec, keep_compressors=keep)
+        jit = functools.partial(jax.jit, compiler_options=self.compiler_options)
+        self.functions: dict[str, Callable[..., Any]] = rollouts.functions(
+            self.spec, keep_compressors=keep, compiler_options=self.compiler_options
+        )
         self.functions |= {
-            "draw": jax.jit(lambda key, step: draw(self.spec, self.config, key, step)),
-            "encode": jax.jit(self._encode),
-            "score_begin": jax.jit(self._score_begin),
-            "gradients_begin": jax.jit(self._gradients_begin),
-            "student_step": jax.jit(self._student_step, donate_argnums=0),
-            "fake_step": jax.jit(self._fake_step, donate_argnums=0),
-            "finish": jax.jit(self._finish, donate_argnums=0),
+            "draw": jit(lambda key, step: draw(self.spec, self.config, key, step)),
+            "encode": jit(self._encode),
+            "score_begin": jit(self._score_begin),
+            "gradients_begin": jit(self._gradients_begin),
+            "student_step": jit(self._student_step, donate_argnums=0),
+            "fake_step": jit(self._fake_step, donate_argnums=0),
+            "finish": jit(self._finish, donate_argnums=0),
         }
         for name in self.spec.experts.names:
-            self.functions[f"score_{name}"] = jax.jit(self._score(name), donate_argnums=0)
-            self.functions[f"fake_{name}"] = jax.jit(self._fake(name), donate_argnums=0)
+            self.functions[f"score_{name}"] = jit(self._score(name), donate_argnums=0)
+            self.functions[f"fake_{name}"] = jit(self._fake(name), donate_argnums=0)
         for block in range(len(self.spec.pdd_schedule.blocks)):
             for second in (False, True) if keep else (False,):
-                function = jax.jit(self._replay(block, second), donate_argnums=0)
+                function = jit(self._replay(block, second), donate_argnums=0)
                 self.functions[self._replay_name(block, second)] = function
 
     def call(self, name: str, *args: Any) -> Any:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from data_pipelines.conditions import Conditions
 from data_pipelines.kinematics import MotionConfig
 from data_pipelines.script import ScriptConfig
+from wp2_jax import xla_flags
 from wp2_jax.array_types import Params
 from wp2_jax.objectives import pdd
 from wp2_jax.objectives.dmd import ScoreConfig
@@ -36,7 +37,7 @@ def stable_forcing_stage(context: Context) -> Setup:
 
     def sheet(state: states.TrainState) -> dict:
         weights = jax.device_get(state.ema[STUDENT])
-        return samples.rollout(context, "few_step", weights, context.text_params, chunks=objective.chunks)
+        return samples.rollout(context, "few_step", weights, context.text_params, chunks=5)
 
     program = StableForcing(
         spec=spec,
@@ -60,6 +61,7 @@ def stable_forcing_stage(context: Context) -> Setup:
         load_given=lambda: {"student": _fused(student, table), "teacher": teacher},
         sample_fn=sheet,
         encode_text=encode_text(context),
+        compiler_options=xla_flags.quick_compile(jax.default_backend()) if config.train.quick_compile else None,
     )
     motion = MotionConfig(yaw_degrees=config.data.yaw_degrees, pitch_degrees=config.data.pitch_degrees)
     commands = ScriptConfig(motion=motion).commands

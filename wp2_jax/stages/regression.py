@@ -76,6 +76,7 @@ def loss_program(
         by_step=longest,
         ema_decay=decay,
         accumulate=config.train.accumulate,
+        quick_compile=config.train.quick_compile,
     )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wp2_jax import xla_flags
 from wp2_jax.array_types import Params
 from wp2_jax.controls.geometry import picture_count
 from wp2_jax.inference import generate
@@ -60,14 +61,20 @@ def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, c
     return {mode: rows_of([row for pair in zip(pictures, made, strict=True) for row in pair])}
 
 
+@functools.cache
+def _programs():
+    return generate.programs(xla_flags.quick_compile(jax.default_backend()))
+
+
 def worlds(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
     """Several worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> [B, F, H, W, 3]."""
-    state = generate.start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(0))
+    start, emit, absorb = _programs()
+    state = start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(0))
     chunks, video = contexts.shape[1], []
     for index in range(chunks):
         rows = actions[:, index * spec.chunk : (index + 1) * spec.chunk]
-        state, chunk = generate.emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
+        state, chunk = emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
         video.append(np.asarray(chunk.video))
         if index < chunks - 1:
-            state, _ = generate.absorb(spec, params, state, chunk, first=index == 0)
+            state, _ = absorb(spec, params, state, chunk, first=index == 0)
     return np.concatenate(video, axis=1)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from wp2_jax import rng, sharding
+from wp2_jax import rng, sharding, xla_flags
 from wp2_jax.array_types import ArrayTree, Batch, Metrics, Params, PRNGKey, Scalar
 from wp2_jax.train import optim
 from wp2_jax.train import state as train_state
@@ -144,15 +144,10 @@ def jit_init(
     given = sharding.place(given, rules, mesh)
     with jax.set_mesh(mesh):
         shards = sharding.shardings(shapes, rules, mesh)
-        return jax.jit(init, out_shardings=shards, compiler_options=_rarely_run(mesh))(key, given)
+        return jax.jit(init, out_shardings=shards, compiler_options=_quick(mesh))(key, given)
 
 
-def _rarely_run(mesh: Mesh) -> dict[str, int] | None:
-    """Compiler options for what runs a few times only: optimising its code takes longer than it saves on CPU."""
-    return {"xla_backend_optimization_level": 0} if mesh.devices.flat[0].platform == "cpu" else None
-
-
-def jit_update(update: Update, mesh: Mesh, rules: sharding.Rules) -> Update:
+def jit_update(update: Update, mesh: Mesh, rules: sharding.Rules, *, quick_compile: bool = False) -> Update:
     """`update` compiled for the mesh. The state is donated and keeps its shards; metrics are replicated."""
     replicated = NamedSharding(mesh, PartitionSpec())
     compiled: list[Any] = []
@@ -160,7 +155,8 @@ def jit_update(update: Update, mesh: Mesh, rules: sharding.Rules) -> Update:
     def run(state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
         if not compiled:
             out = (sharding.shardings(state, rules, mesh), replicated)
-            compiled.append(jax.jit(update, donate_argnums=0, out_shardings=out))
+            options = _quick(mesh) if quick_compile else None
+            compiled.append(jax.jit(update, donate_argnums=0, out_shardings=out, compiler_options=options))
         with jax.set_mesh(mesh):
             return compiled[0](state, batch, frozen)
 
@@ -174,7 +170,8 @@ class LossProgram:
     `init_params(key, given)` makes `{role: tree}`. `accumulate` and `ema_decay` as in `make_update`; the
     average is kept for all roles when `ema_decay` is above 0. `eval_fn` (like the loss) defaults to the
     loss itself. `by_step(step)` gives traced entries of `frozen` that change as the training goes on, such as
-    the longest history; evaluation uses `frozen` as it is.
+    the longest history; evaluation uses `frozen` as it is. `quick_compile` is for runs of a few steps
+    (`xla_flags.quick_compile`).
     """
 
     init_params: Callable[[PRNGKey, dict[str, Any]], Params]
@@ -189,6 +186,7 @@ class LossProgram:
     by_step: Callable[[jax.Array], dict[str, Any]] = lambda step: {}
     ema_decay: float = 0.0
     accumulate: int = 1
+    quick_compile: bool = False
 
     def __post_init__(self) -> None:
         inner = make_update(self.loss_fn, self.optimisers, ema_decay=self.ema_decay, accumulate=self.accumulate)
@@ -196,8 +194,8 @@ class LossProgram:
         def update(state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
             return inner(state, batch, {**frozen, **self.by_step(state.step)})
 
-        self._update = jit_update(update, self.mesh, self.rules)
-        self._evaluate = jax.jit(self._evaluate_pure, compiler_options=_rarely_run(self.mesh))
+        self._update = jit_update(update, self.mesh, self.rules, quick_compile=self.quick_compile)
+        self._evaluate = jax.jit(self._evaluate_pure, compiler_options=_quick(self.mesh))
 
     def given(self) -> dict[str, Any]:
         return self.load_given()
@@ -220,6 +218,10 @@ class LossProgram:
         # The same noise at every evaluation, so that the curve shows the weights and not the draw.
         loss, metrics = (self.eval_fn or self.loss_fn)(params, batch, frozen, rng.fold(key, "evaluate"))
         return {**metrics, "loss": loss}
+
+
+def _quick(mesh: Mesh) -> dict[str, int] | None:
+    return xla_flags.quick_compile(mesh.devices.flat[0].platform)
 
 
 def _mean_over_parts(
