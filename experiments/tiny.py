@@ -113,13 +113,13 @@ def _quick(c: Any) -> None:
     c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
     c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
     c.optim.update(dict(warmup=20))
-    c.train.batch = 4 if c.stage == "autoencoder" else 8
+    c.train.batch = 6 if c.stage == "autoencoder" else 8
     if "history" in c.objective:
         c.objective.history = 8 if c.stage == "teacher_forcing" else 16
     if c.stage == "pdd":
         c.objective.target = 8
     if c.stage == "autoencoder":
-        c.objective.update(dict(pictures=13))
+        c.objective.update(dict(pictures=9))
     if c.stage == "stable_forcing":
         c.train.update(dict(log_every=1, batch=2, evaluate_every=0, quick_compile=True))
         c.optim.warmup = 0

@@ -30,21 +30,21 @@ class _Constant(nn.Module):
 def test_terms_by_hand():
     video = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 5, 8, 8, 3)).astype(np.float32)
     error = np.zeros_like(video)
-    # A step of 0.4 at the middle column of one picture of five: half of the picture is wrong by 0.4.
+    # A step of 0.4 at the middle column of one picture of five, whose weight is 1 in 8: half of it is wrong by 0.4.
     error[:, 2, :, 4:] = 0.4
     model = _Constant(video, error)
     params = {"autoencoder": {"scale": jnp.asarray(2.0)}}
     value, metrics = autoencoder.loss(
         params, {"video": video}, {}, jax.random.key(0), model=model, square=2.0, gradient=3.0, regulariser=0.5
     )
-    np.testing.assert_allclose(metrics["l1"], 0.4 / 2 / 5, rtol=1e-5)
+    np.testing.assert_allclose(metrics["l1"], 0.4 / 2 / 8, rtol=1e-5)
     # One difference of 0.4 among 7, 3 and 1 across columns; none across rows.
-    edges = (0.4 / 7 + 0.4 / 3 + 0.4 / 1) / 5 / 6
+    edges = (0.4 / 7 + 0.4 / 3 + 0.4 / 1) / 8 / 6
     np.testing.assert_allclose(metrics["gradient"], edges, rtol=1e-4)
     # Channels of mean 0.5 and variance 4.
     divergence = (0.25 + 4 - 1 - np.log(4)) / 2
     np.testing.assert_allclose(metrics["regulariser"], divergence, rtol=0.05)
-    square = 0.4**2 / 2 / 5
+    square = 0.4**2 / 2 / 8
     total = metrics["l1"] + 2 * square + 3 * metrics["gradient"] + 0.5 * metrics["regulariser"]
     np.testing.assert_allclose(value, total, rtol=1e-6)
     np.testing.assert_allclose(metrics["latent_std"], 2.0, rtol=0.05)
@@ -52,16 +52,18 @@ def test_terms_by_hand():
     np.testing.assert_allclose(metrics["psnr"], (4 * 100 - 10 * np.log10(0.02)) / 5, rtol=1e-4)
 
 
-def test_every_picture_weighs_the_same():
+def test_every_latent_weighs_the_same():
     video = np.zeros((1, 5, 8, 8, 3), np.float32)
     values = []
-    for picture in range(5):
+    for picture in (None, *range(5)):
         error = np.zeros_like(video)
-        error[:, picture] = np.random.default_rng(1).standard_normal((8, 8, 3))
+        if picture is not None:
+            error[:, picture] = np.random.default_rng(1).standard_normal((8, 8, 3))
         model = _Constant(video, error)
         params = {"autoencoder": {"scale": jnp.asarray(1.0)}}
         values.append(autoencoder.loss(params, {"video": video}, {}, jax.random.key(0), model=model)[0])
-    np.testing.assert_allclose(values, values[0], rtol=1e-6)
+    first, *later = np.subtract(values[1:], values[0])
+    np.testing.assert_allclose(later, first / 4, rtol=1e-4)
 
 
 def test_unit_latents_have_no_divergence():

@@ -20,8 +20,10 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wp2_jax.array_types import Batch, Metrics, Params, PRNGKey, Scalar
+from wp2_jax.controls.geometry import PICTURES_PER_LATENT
 
 _SCALES = (1, 2, 4)
 
@@ -63,10 +65,11 @@ def loss(
 ) -> tuple[Scalar, Metrics]:
     """Reconstruction loss of batch["video"] [B, 4n + 1, H, W, 3], float32 in [-1, 1] or uint8.
 
-    params["autoencoder"] are the weights of `model` (`models/autoencoder.py`). All means run over pictures, so the
-    first one, which has a latent of its own, counts as much as any later one. `latent_noise` is the spread of what is
-    added to the latents. H and W are multiples of 8. Metrics: l1, gradient, regulariser (their unweighted values), psnr
-    (dB, of the clamped pictures), latent_mean (largest |mean| of a channel), latent_std (mean over channels).
+    params["autoencoder"] are the weights of `model` (`models/autoencoder.py`). Every latent counts the same, so the
+    first picture, which has one of its own and which generation starts from, counts as much as four later ones.
+    `latent_noise` is the spread of what is added to the latents. H and W are multiples of 8. Metrics: l1, gradient,
+    regulariser (before their factors), psnr (dB, of the clamped pictures), latent_mean (largest |mean| of a channel),
+    latent_std (mean over channels).
     """
     del frozen
     video = batch["video"]
@@ -80,8 +83,11 @@ def loss(
     noise = latent_noise * jax.random.normal(key, latents.shape, jnp.float32)
     decoded = run(latents + noise, "decode_raw")
 
-    l1 = jnp.abs(decoded - video).mean()
-    edges = gradient_distance(decoded, video)
+    weight = np.ones((video.shape[1], 1, 1, 1), np.float32)
+    weight[0] = PICTURES_PER_LATENT
+    weight /= weight.mean()
+    l1 = (weight * jnp.abs(decoded - video)).mean()
+    edges = gradient_distance(weight * decoded, weight * video)
     spread = unit_divergence(latents)
     error = jnp.square((jnp.clip(decoded, -1.0, 1.0) - video) / 2.0).mean(axis=(2, 3, 4))
     metrics = {
@@ -92,4 +98,5 @@ def loss(
         "latent_mean": jnp.abs(latents.mean(axis=(0, 1, 2, 3))).max(),
         "latent_std": latents.std(axis=(0, 1, 2, 3)).mean(),
     }
-    return l1 + square * jnp.square(decoded - video).mean() + gradient * edges + regulariser * spread, metrics
+    squares = (weight * jnp.square(decoded - video)).mean()
+    return l1 + square * squares + gradient * edges + regulariser * spread, metrics
