@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}  # compiling takes far longer than running these sizes
+from wp2_jax import xla_flags
+
+FAST_COMPILE = xla_flags.quick_compile("cpu")  # compiling takes far longer than running these sizes
 
 
 def golden_vae(model, params):

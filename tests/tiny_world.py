@@ -19,11 +19,11 @@ from wp2_jax.objectives import dmd, rollout
 
 SIZE = 64
 VAE = autoencoder.build("tiny", encoder_width=8, decoder_widths=(8, 8, 8, 8))
-# Almost all the time of these tests goes into compiling, and little of it is wanted for so small sizes.
 _jit = jax.jit
 
 
 def quick_jit(function, compiler_options=None, **options):
+    """`jax.jit` for tests whose time goes almost wholly into compiling."""
     return _jit(function, compiler_options=compiler_options or xla_flags.quick_compile("cpu"), **options)
 
 

@@ -35,10 +35,12 @@ MAX_SEED = 2**31 - 1
 _SHEET_CELLS = 60
 
 
-# `stream`'s functions, compiled once a spec and `first`. They overwrite the state that is given: who wants to keep one
-# (to fork a world, say) copies it before, `jax.tree.map(jnp.copy, state)`.
 def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[..., Any], ...]:
-    """(start, emit, absorb), jitted."""
+    """(start, emit, absorb) of `stream`, compiled once a spec and `first`.
+
+    They overwrite the state that is given: who wants to keep one (to fork a world, say) copies it before,
+    `jax.tree.map(jnp.copy, state)`.
+    """
     step = functools.partial(
         jax.jit, static_argnums=0, static_argnames=("first",), donate_argnums=2, compiler_options=compiler_options
     )

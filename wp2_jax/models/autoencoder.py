@@ -15,6 +15,7 @@ the first 4n + 1 of them, the tiny one pads on the left; either way 7, 13, 15 an
 latents. Later chunks hold whole latents, 4 pictures each.
 """
 
+import abc
 from typing import Any, Literal
 
 import jax
@@ -30,7 +31,7 @@ LATENT_CHANNELS = 16
 State = tuple[Any, ...]
 
 
-class Autoencoder(nn.Module):
+class Autoencoder(nn.Module, abc.ABC):
     """The interface above, from what a kind defines: `encode_chunk`, `decode_chunk_raw` and the two states."""
 
     def __call__(self, video: jax.Array) -> jax.Array:
@@ -58,19 +59,21 @@ class Autoencoder(nn.Module):
         state, video = self.decode_chunk_raw(state, latents, first)
         return state, jnp.clip(video, -1.0, 1.0)
 
+    @abc.abstractmethod
     def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
-        raise NotImplementedError
+        """The next pictures of a stream [B, F, H, W, 3] -> (state, latents)."""
 
+    @abc.abstractmethod
     def decode_chunk_raw(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
-        raise NotImplementedError
+        """`decode_chunk` without the clamp."""
 
-    @nn.nowrap
+    @abc.abstractmethod
     def init_encode_state(self, batch: int, height: int, width: int) -> State:
-        raise NotImplementedError
+        """What stands before the first picture."""
 
-    @nn.nowrap
+    @abc.abstractmethod
     def init_decode_state(self, batch: int, height: int, width: int) -> State:
-        raise NotImplementedError
+        """What stands before the first latent."""
 
 
 def check_video(video: jax.Array) -> None:

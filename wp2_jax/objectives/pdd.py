@@ -117,7 +117,6 @@ def loss(
             chunk=chunk,
             caption_dropout=caption_dropout,
         )
-        count = len(x0)
         null = jnp.broadcast_to(
             batches.null_context(params, frozen, encode_text).astype(contexts.dtype), contexts.shape
         )
@@ -132,7 +131,7 @@ def loss(
         block = jax.random.randint(rng.fold(key, "block"), (), 0, len(blocks), jnp.int32)
         grids = np.stack([schedule.sigmas[b.start : b.end + 1] for b in blocks])
         sigmas = jnp.take(jnp.asarray(grids, jnp.float32), block, axis=0)
-        interval = jax.random.randint(rng.fold(key, "interval"), (count,), 0, grids.shape[1] - 1, jnp.int32)
+        interval = jax.random.randint(rng.fold(key, "interval"), (len(x0),), 0, grids.shape[1] - 1, jnp.int32)
 
         noise = jax.random.normal(rng.fold(key, "noise"), x0.shape, jnp.float32)
         scene = (clip, start, contexts)

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from wp2_jax import rng, sharding
+from wp2_jax import rng, sharding, xla_flags
 from wp2_jax.array_types import ArrayTree, Batch, Metrics, Params, PRNGKey, Scalar
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import passes
@@ -121,6 +121,7 @@ class StableForcing:
 
     `create(key, params)` makes a state at step 0; `apply(state, {role: gradients}, ok=...)` -> (state, metrics) is
     `train.step.apply_gradients` bound to the optimisers; `finish(state, ok)` is `train.step.finish`.
+    `quick_compile` is for runs of a few updates (`xla_flags.quick_compile`).
     """
 
     spec: StreamSpec
@@ -134,13 +135,14 @@ class StableForcing:
     load_given: Callable[[], dict[str, Any]] = dict
     sample_fn: Callable[[Any], dict[str, np.ndarray]] = lambda state: {}
     encode_text: batches.EncodeText | None = None
-    compiler_options: dict[str, int] | None = None
+    quick_compile: bool = False
 
     def __post_init__(self) -> None:
         keep = self.config.memory_grad != "none"
-        jit = functools.partial(jax.jit, compiler_options=self.compiler_options)
+        options = xla_flags.quick_compile(self.mesh.devices.flat[0].platform) if self.quick_compile else None
+        jit = functools.partial(jax.jit, compiler_options=options)
         self.functions: dict[str, Callable[..., Any]] = rollouts.functions(
-            self.spec, keep_compressors=keep, compiler_options=self.compiler_options
+            self.spec, keep_compressors=keep, compiler_options=options
         )
         self.functions |= {
             "draw": jit(lambda key, step: draw(self.spec, self.config, key, step)),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from data_pipelines.conditions import Conditions
 from data_pipelines.kinematics import MotionConfig
 from data_pipelines.script import ScriptConfig
-from wp2_jax import xla_flags
 from wp2_jax.array_types import Params
+from wp2_jax.inference.spec import CAPACITIES
 from wp2_jax.objectives import pdd
 from wp2_jax.objectives.dmd import ScoreConfig
 from wp2_jax.objectives.stable_forcing import FAKE, STUDENT, StableForcing, StableForcingConfig
@@ -37,7 +37,9 @@ def stable_forcing_stage(context: Context) -> Setup:
 
     def sheet(state: states.TrainState) -> dict:
         weights = jax.device_get(state.ema[STUDENT])
-        return samples.rollout(context, "few_step", weights, context.text_params, chunks=5)
+        # As many chunks as share the compiled programs of the sheets before.
+        chunks = min(objective.chunks, CAPACITIES[0] + 1)
+        return samples.rollout(context, "few_step", weights, context.text_params, chunks=chunks)
 
     program = StableForcing(
         spec=spec,
@@ -61,7 +63,7 @@ def stable_forcing_stage(context: Context) -> Setup:
         load_given=lambda: {"student": _fused(student, table), "teacher": teacher},
         sample_fn=sheet,
         encode_text=encode_text(context),
-        compiler_options=xla_flags.quick_compile(jax.default_backend()) if config.train.quick_compile else None,
+        quick_compile=config.train.quick_compile,
     )
     motion = MotionConfig(yaw_degrees=config.data.yaw_degrees, pitch_degrees=config.data.pitch_degrees)
     commands = ScriptConfig(motion=motion).commands

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from wp2_jax import xla_flags
 from wp2_jax.checkpoints.names_vae import tiny_rules, wan_rules
 from wp2_jax.checkpoints.torch_names import flatten, from_tree, to_tree
 from wp2_jax.models.autoencoder import init_params
@@ -186,7 +187,7 @@ def _applier(model: nn.Module, params: dict) -> Callable:
                 lambda params, *args: model.apply({"params": params}, *args, method=method),
                 static_argnums=static,
                 # Each program runs once on tiny tensors: compiling is what takes time.
-                compiler_options={"xla_backend_optimization_level": 0},
+                compiler_options=xla_flags.quick_compile(jax.default_backend()),
             )
         with jax.default_matmul_precision("highest"):
             return compiled[method](params, *args)
