@@ -1,6 +1,6 @@
 """Colours, patterns and shapes of the generated maps: large and plain, so that a small model can draw them.
 
-Walls, floors and ceilings are 128 x 128 flats named by colour and pattern; things are sprites of one shape and one
+Walls, floors and ceilings are 256 x 256 flats named by colour and pattern; things are sprites of one shape and one
 colour. `lumps` and `decorate` give what a PWAD needs to show them.
 """
 
@@ -29,7 +29,7 @@ COLOURS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
 PATTERNS = ("plain", "striped", "barred", "chequered", "diagonal", "framed")
 SHAPES = ("pillar", "ball", "crate", "cone", "gem", "barrel")
 THING_COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
-FLAT_SIZE = 128
+FLAT_SIZE = 256
 FIRST_THING = 20000
 BLAST_THING = FIRST_THING + 99
 MAX_SLOTS = 16
@@ -52,15 +52,16 @@ def _sprite_name(shape: str, colour: str) -> str:
 
 
 def _pattern(pattern: str) -> np.ndarray:
-    """bool [128, 128], True where the second colour is."""
+    """bool [FLAT_SIZE, FLAT_SIZE], True where the second colour is."""
     y, x = np.mgrid[0:FLAT_SIZE, 0:FLAT_SIZE]
+    half, last, frame = FLAT_SIZE // 2, FLAT_SIZE - 1, FLAT_SIZE // 8
     return {
         "plain": np.zeros_like(x, bool),
-        "striped": x < 64,
-        "barred": y < 64,
-        "chequered": (x // 64 + y // 64) % 2 == 0,
-        "diagonal": (x + y) % 128 < 64,
-        "framed": (np.minimum(x, 127 - x) < 16) | (np.minimum(y, 127 - y) < 16),
+        "striped": x < half,
+        "barred": y < half,
+        "chequered": (x // half + y // half) % 2 == 0,
+        "diagonal": (x + y) % FLAT_SIZE < half,
+        "framed": (np.minimum(x, last - x) < frame) | (np.minimum(y, last - y) < frame),
     }[pattern]
 
 

@@ -43,8 +43,8 @@ class CameraConfig:
 
     width: int = 64
     height: int = 64
-    engine_width: int = 160
-    engine_height: int = 120
+    engine_width: int = 320
+    engine_height: int = 240
 
     def __post_init__(self):
         if (self.engine_width, self.engine_height) not in ((160, 120), (320, 240), (640, 480), (800, 600)):

@@ -25,9 +25,9 @@ _JUMP = tuple(1 - ((i - 4) / 4) ** 2 for i in range(1, 1 + JUMP_ROWS * PICTURES_
 class MotionConfig:
     """Speeds: degrees a latent frame, map units a picture, map units of height. Pitch stays within +-max_pitch."""
 
-    yaw_degrees: float = 11.25
+    yaw_degrees: float = 5.625
     pitch_degrees: float = 2.8125
-    step: float = 8.0
+    step: float = 4.0
     jump_height: int = 32
     max_pitch_degrees: float = 22.5
 

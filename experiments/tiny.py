@@ -13,26 +13,26 @@ from ml_collections import ConfigDict
 
 STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forcing", "pdd", "stable_forcing")
 
-# Steps of each stage: (full tiny recipe, quick).
+# Of each stage: steps of the full tiny recipe and of the quick one, then their learning rates.
 STEPS = {
-    "autoencoder": (6000, 420),
-    "base": (3000, 300),
-    "action": (4000, 500),
-    "memory_1": (1500, 60),
-    "memory_2": (4000, 150),
-    "teacher_forcing": (4000, 200),
+    "autoencoder": (6000, 100),
+    "base": (3000, 120),
+    "action": (4000, 3400),
+    "memory_1": (1500, 40),
+    "memory_2": (4000, 250),
+    "teacher_forcing": (4000, 450),
     "pdd": (2000, 60),
     "stable_forcing": (400, 6),
 }
 RATES = {
-    "autoencoder": 1e-3,
-    "base": 1e-3,
-    "action": 1e-3,
-    "memory_1": 5e-4,
-    "memory_2": 5e-4,
-    "teacher_forcing": 5e-4,
-    "pdd": 5e-5,
-    "stable_forcing": 2e-5,
+    "autoencoder": (1e-3, 5e-4),
+    "base": (1e-3, 3e-3),
+    "action": (1e-3, 3e-3),
+    "memory_1": (5e-4, 1e-3),
+    "memory_2": (5e-4, 2e-3),
+    "teacher_forcing": (5e-4, 2e-3),
+    "pdd": (5e-5, 5e-5),
+    "stable_forcing": (2e-5, 2e-5),
 }
 
 
@@ -67,16 +67,20 @@ def get_config(arg: str = "") -> ConfigDict:
             remat="full",
         )
     )
-    c.autoencoder = ConfigDict(dict(kind="tiny", encoder_width=96, decoder_widths=(128, 96, 96, 96), blocks=1, patch=4))
+    c.autoencoder = ConfigDict(
+        dict(kind="tiny", encoder_width=96, decoder_widths=(128, 96, 96, 96), blocks=1, patch=4, shortcut=True)
+    )
     c.text = ConfigDict(
         dict(vocab_size=640, dim=64, attention_dim=64, ffn_dim=128, num_heads=4, num_layers=2, num_buckets=32)
     )
 
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
-    c.data.update(dict(yaw_degrees=11.25, pitch_degrees=2.8125))
+    c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0))
 
-    c.optim = ConfigDict(dict(learning_rate=RATES[stage], schedule="cosine", warmup=50, steps=0, weight_decay=0.01))
+    c.optim = ConfigDict(
+        dict(learning_rate=RATES[stage][quick], schedule="cosine", warmup=50, steps=0, weight_decay=0.01)
+    )
     c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0))
     c.train = ConfigDict(dict(steps=STEPS[stage][quick], batch=16, ema_decay=0.99, log_every=20, evaluate_every=250))
     c.train.update(
@@ -107,16 +111,20 @@ OBJECTIVES = {
 
 def _quick(c: Any) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
-    c.model.update(dict(dim=96, num_heads=4, num_layers=4, ffn_dim=256))
+    c.model.update(dict(dim=192, num_heads=3, num_layers=3, ffn_dim=384, remat="none", unroll=3))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
+    c.world.update(dict(boundary=None, guidance=(1.5,), intervals=(128,), blocks=(4,)))
     c.autoencoder.update(dict(encoder_width=64, decoder_widths=(96, 64, 64, 64)))
     c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
-    c.train.update(dict(evaluate_every=50, sample_every=10**6, checkpoint_every=1000, evaluate_batches=2, log_every=10))
+    c.train.update(dict(sample_every=10**6, checkpoint_every=1000, evaluate_batches=2))
+    c.train.update(dict(evaluate_every=max(1, c.train.steps // 6), log_every=max(1, c.train.steps // 60)))
     c.optim.update(dict(warmup=20))
     c.train.batch = 6 if c.stage == "autoencoder" else 8
     if "history" in c.objective:
         c.objective.history = 8 if c.stage == "teacher_forcing" else 16
-    if c.stage == "pdd":
+    if c.stage in ("base", "action"):
+        c.objective.target = 4
+    if c.stage in ("teacher_forcing", "pdd"):
         c.objective.target = 8
     if c.stage == "autoencoder":
         c.objective.update(dict(pictures=9))

@@ -21,3 +21,9 @@ if [ ! -e "$mark" ] || { [ -n "$extra" ] && [ ! -e "$mark-$extra" ]; }; then
 fi
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/wp2_jax/xla}
+# Every training step allocates the same large arrays anew: glibc shall keep their memory and use huge pages for it
+# (on two cores a step takes 10 to 25% less).
+export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}
+export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-17179869184}
+export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}

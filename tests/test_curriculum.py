@@ -15,7 +15,7 @@ from wp2_jax.train import plots
 
 REGRESSION = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forcing", "pdd")
 
-# The quick recipe with other numbers: what is left is mostly compiling.
+# The quick recipe with other numbers, and with two experts: what is left is mostly compiling.
 SMALLEST = {
     "train.steps": 2,
     "train.batch": 4,
@@ -30,11 +30,15 @@ SMALLEST = {
     "model.dim": 24,
     "model.num_heads": 2,
     "model.num_layers": 1,
+    "model.unroll": 1,
     "model.ffn_dim": 32,
     "model.memory.widths": "(8, 8, 8, 8, 8, 8, 8)",
     "autoencoder.encoder_width": 8,
     "autoencoder.decoder_widths": "(8, 8, 8, 8)",
+    "world.boundary": 0.9,
+    "world.guidance": "(1.5, 1.5)",
     "world.intervals": "(4, 4)",
+    "world.blocks": "(2, 2)",
 }
 
 

@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(160, 320, 640, 800),
         help="width of the 4:3 picture that is averaged down (default 320)",
     )
-    record.add_argument("--yaw-degrees", type=float, default=11.25, help="turn a latent frame (default 11.25)")
+    record.add_argument("--yaw-degrees", type=float, default=5.625, help="turn a latent frame (default 5.625)")
     record.add_argument("--pitch-degrees", type=float, default=2.8125, help="look a latent frame (default 2.8125)")
-    record.add_argument("--step", type=float, default=8.0, help="map units a picture, 32 are a metre (default 8)")
+    record.add_argument("--step", type=float, default=4.0, help="map units a picture, 32 are a metre (default 4)")
     record.add_argument("--workers", type=int, default=None, help="processes (default: all processors)")
     for name, what in (("info", "what a dataset holds"), ("check", "validate every record, list the bad ones")):
         action = actions.add_parser(name, help=what)

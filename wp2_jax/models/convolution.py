@@ -55,6 +55,20 @@ def upsample(x: jax.Array) -> jax.Array:
     return x.reshape(*lead, 2 * h, 2 * w, c)
 
 
+def fold(x: jax.Array, patch: int) -> jax.Array:
+    """[B, F, H, W, C] -> [B, F, H/patch, W/patch, patch * patch * C]."""
+    b, f, h, w, c = x.shape
+    x = x.reshape(b, f, h // patch, patch, w // patch, patch, c)
+    return jnp.moveaxis(x, 4, 3).reshape(b, f, h // patch, w // patch, patch * patch * c)
+
+
+def unfold(x: jax.Array, patch: int) -> jax.Array:
+    """The inverse of `fold`."""
+    b, f, h, w, c = x.shape
+    x = x.reshape(b, f, h, w, patch, patch, c // patch**2)
+    return jnp.moveaxis(x, 3, 4).reshape(b, f, h * patch, w * patch, c // patch**2)
+
+
 def _kernel(module: nn.Module, *shape: int) -> jax.Array:
     """Declares `kernel`; float32 to compute with, whatever dtype it is kept in."""
     init = getattr(module, "kernel_init", None) or _KERNEL_INIT

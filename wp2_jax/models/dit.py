@@ -44,6 +44,7 @@ class DiTConfig:
     dtype: str = "float32"
     param_dtype: str = "float32"
     remat: str = "none"
+    unroll: int = 1  # layers in one turn of the loop over them: small models run faster unrolled on CPU
 
     def __post_init__(self):
         if isinstance(self.memory, dict):
@@ -58,6 +59,8 @@ class DiTConfig:
             raise ValueError(f"intervals {self.intervals} must be a positive multiple of blocks {self.blocks}")
         if self.remat not in ("none", "full", "dots"):
             raise ValueError(f"remat {self.remat!r} is not one of none, full, dots")
+        if not 1 <= self.unroll <= self.num_layers:
+            raise ValueError(f"unroll {self.unroll}: give 1 to num_layers {self.num_layers}")
         if self.memory.space_factor % self.patch:
             raise ValueError(f"memory halves {self.memory.space_factor} times, not a multiple of patch {self.patch}")
 
@@ -274,6 +277,7 @@ class DiT(nn.Module):
             in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
             out_axes=0,
             length=config.num_layers,
+            unroll=config.unroll,
         )
         self.blocks = scanned(config)
 

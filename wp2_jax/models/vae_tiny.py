@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from wp2_jax.models import shortcut
 from wp2_jax.models.autoencoder import LATENT_CHANNELS, PIXELS_PER_LATENT, Autoencoder, State, check_chunk
-from wp2_jax.models.convolution import Conv2d, upsample
+from wp2_jax.models.convolution import Conv2d, fold, unfold, upsample
 
 POOLS = (2, 2, 1)
 """Frames that each pool of the encoder joins."""
@@ -35,6 +36,8 @@ class TinyVaeConfig:
     # Pixels of a side that are folded into channels before the first convolution. The published model has 1; from
     # scratch on a CPU 4 learns several times faster, because nothing runs at full resolution.
     patch: int = 1
+    # A linear path beside the layers of both halves (`models/shortcut.py`). The published model has none.
+    shortcut: bool = False
 
     def __post_init__(self):
         # A list (from JSON) becomes a tuple: linen modules hash their fields.
@@ -45,6 +48,11 @@ class TinyVaeConfig:
             raise ValueError(
                 f"patch {self.patch}: choose 1, 2 or 4, so that {PIXELS_PER_LATENT} pixels remain a latent"
             )
+
+    @property
+    def out_init(self) -> nn.initializers.Initializer:
+        """Of the last convolutions: beside a shortcut the layers start with nothing to say."""
+        return nn.initializers.zeros if self.shortcut else _SMALL
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -114,7 +122,7 @@ class Encoder(nn.Module):
             for block in range(self.config.blocks):
                 x, past = MemoryBlock(name=f"block_{level}_{block}")(x, state[len(after)])
                 after.append(past)
-        return tuple(after), Conv2d(self.config.latent_channels, kernel_init=_SMALL, name="conv_out")(x)
+        return tuple(after), Conv2d(self.config.latent_channels, kernel_init=self.config.out_init, name="conv_out")(x)
 
 
 class Decoder(nn.Module):
@@ -133,22 +141,8 @@ class Decoder(nn.Module):
                 after.append(past)
             x = Grow(stride, name=f"grow_{level}")(upsample(x) if space == 2 else x, first)
             x = Conv2d(widths[level + 1], use_bias=False, name=f"up_{level}")(x)
-        x = Conv2d(3 * self.config.patch**2, kernel_init=_SMALL, name="conv_out")(nn.relu(x))
+        x = Conv2d(3 * self.config.patch**2, kernel_init=self.config.out_init, name="conv_out")(nn.relu(x))
         return tuple(after), unfold(x, self.config.patch)
-
-
-def fold(x: jax.Array, patch: int) -> jax.Array:
-    """[B, F, H, W, C] -> [B, F, H/patch, W/patch, patch * patch * C]."""
-    b, f, h, w, c = x.shape
-    x = x.reshape(b, f, h // patch, patch, w // patch, patch, c)
-    return jnp.moveaxis(x, 4, 3).reshape(b, f, h // patch, w // patch, patch * patch * c)
-
-
-def unfold(x: jax.Array, patch: int) -> jax.Array:
-    """The inverse of `fold`."""
-    b, f, h, w, c = x.shape
-    x = x.reshape(b, f, h, w, patch, patch, c // patch**2)
-    return jnp.moveaxis(x, 3, 4).reshape(b, f, h * patch, w * patch, c // patch**2)
 
 
 class TinyVae(Autoencoder):
@@ -159,15 +153,25 @@ class TinyVae(Autoencoder):
     def setup(self):
         self.encoder = Encoder(self.config)
         self.decoder = Decoder(self.config)
+        if self.config.shortcut:
+            self.linear_encoder = shortcut.LinearEncoder(self.config.latent_channels)
+            self.linear_decoder = shortcut.LinearDecoder()
 
     def encode_chunk(self, state: State, video: jax.Array, first: bool) -> tuple[State, jax.Array]:
         """The next pictures [B, F, H, W, 3]: any F when `first`, later multiples of 4 -> (state, latents)."""
         check_chunk(video, first)
-        return self.encoder((video.astype(jnp.float32) + 1.0) / 2.0, state, first)
+        video = (video.astype(jnp.float32) + 1.0) / 2.0
+        state, latents = self.encoder(video, state, first)
+        if self.config.shortcut:
+            latents += self.linear_encoder(video, first)
+        return state, latents
 
     def decode_chunk_raw(self, state: State, latents: jax.Array, first: bool) -> tuple[State, jax.Array]:
         """The next latents of a stream [B, T, h, w, 16] -> (state, video without the clamp)."""
-        state, video = self.decoder(latents.astype(jnp.float32), state, first)
+        latents = latents.astype(jnp.float32)
+        state, video = self.decoder(latents, state, first)
+        if self.config.shortcut:
+            video += self.linear_decoder(latents, first)
         return state, 2.0 * video - 1.0
 
     @nn.nowrap

@@ -85,7 +85,7 @@ class Context:
                 "camera": {"width": self.config.world.width, "height": self.config.world.height},
                 "script": {
                     "latents": data.latents,
-                    "motion": {"yaw_degrees": data.yaw_degrees, "pitch_degrees": data.pitch_degrees},
+                    "motion": {name: data[name] for name in ("yaw_degrees", "pitch_degrees", "step")},
                 },
             }
         )

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from data_pipelines.loader import HeldOut, Loader, PictureWindows
 from wp2_jax import rng
 from wp2_jax.array_types import Params
 from wp2_jax.models import autoencoder as autoencoders
-from wp2_jax.models import passes, umt5
+from wp2_jax.models import passes, shortcut, umt5
 from wp2_jax.models.experts import expert_models
 from wp2_jax.objectives import autoencoder, flow_matching, memory, pdd, teacher_forcing
 from wp2_jax.stages import samples
@@ -127,16 +128,24 @@ def autoencoder_stage(context: Context) -> Setup:
     config, model = context.config, context.world.autoencoder
 
     def init(key: jax.Array, given: dict) -> Params:
-        return {"autoencoder": autoencoders.init_params(model, key)}
+        params = autoencoders.init_params(model, key)
+        return {"autoencoder": shortcut.from_pictures(params, given["video"]) if given else params}
 
     settings = {k: v for k, v in config.objective.items() if k != "pictures"}
     windows = {split: PictureWindows(context.records(split), config.objective.pictures) for split in SPLITS}
     train, held_out = context.loaders(lambda split: windows[split])
     shown = next(iter(held_out))["video"]
+
+    def pictures() -> dict:
+        draw = np.random.default_rng(config.seed)
+        count = min(len(windows["train"]), SHORTCUT_WINDOWS)
+        return {"video": np.stack([windows["train"].sample(index, draw)["video"] for index in range(count)])}
+
     program = loss_program(
         context,
         functools.partial(autoencoder.loss, model=model, **settings),
         init,
+        given=pictures if config.autoencoder.get("shortcut") else dict,
         roles=("autoencoder",),
         sample=lambda params: samples.reconstruction(context.world, params["autoencoder"], shown),
     )
@@ -144,6 +153,8 @@ def autoencoder_stage(context: Context) -> Setup:
 
 
 SPLITS = ("train", "test")
+SHORTCUT_WINDOWS = 256
+"""Clips whose pictures the linear start of the autoencoder is computed from."""
 
 
 def base_stage(context: Context) -> Setup:
