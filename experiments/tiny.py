@@ -21,7 +21,7 @@ STEPS = {
     "memory_1": (1500, 40),
     "memory_2": (4000, 250),
     "teacher_forcing": (4000, 450),
-    "pdd": (2000, 60),
+    "pdd": (2000, 40),
     "stable_forcing": (400, 6),
 }
 RATES = {
@@ -31,7 +31,7 @@ RATES = {
     "memory_1": (5e-4, 1e-3),
     "memory_2": (5e-4, 2e-3),
     "teacher_forcing": (5e-4, 2e-3),
-    "pdd": (5e-5, 5e-5),
+    "pdd": (5e-5, 2e-4),
     "stable_forcing": (2e-5, 2e-5),
 }
 
@@ -65,6 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
             text_len=64,
             memory=memory,
             remat="full",
+            unroll=1,
         )
     )
     c.autoencoder = ConfigDict(
@@ -111,7 +112,9 @@ OBJECTIVES = {
 
 def _quick(c: Any) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
-    c.model.update(dict(dim=192, num_heads=3, num_layers=3, ffn_dim=384, remat="none", unroll=3))
+    c.model.update(dict(dim=192, num_heads=3, num_layers=3, ffn_dim=384, remat="none"))
+    if c.stage == "action":
+        c.model.unroll = c.model.num_layers  # pays where a program runs thousands of times
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
     c.world.update(dict(boundary=None, guidance=(1.5,), intervals=(128,), blocks=(4,)))
     c.autoencoder.update(dict(encoder_width=64, decoder_widths=(96, 64, 64, 64)))
