@@ -17,10 +17,10 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 STEPS = {
     "autoencoder": (6000, 100),
     "base": (3000, 120),
-    "action": (4000, 3400),
-    "memory_1": (1500, 40),
-    "memory_2": (4000, 250),
-    "teacher_forcing": (4000, 450),
+    "action": (4000, 2600),
+    "memory_1": (1500, 30),
+    "memory_2": (4000, 200),
+    "teacher_forcing": (4000, 400),
     "pdd": (2000, 40),
     "stable_forcing": (400, 6),
 }
