@@ -114,13 +114,14 @@ def turns(workdir, command, count=8):
     ids = np.stack([loaded.tokenizer.encode(text) for text in texts])
     null = loaded.tokenizer.encode([world.config.negative_prompt])
     contexts, null = (np.asarray(generate.encode_text(world, loaded.text_params, x)) for x in (ids, null[None]))
-    yaw, pitch = loaded.source.trained_rotation
+    rotation = loaded.source.trained_rotation
+    assert rotation is not None
     rows = [
         actions.parse_actions(
             f"{command}-{world.config.chunk}",
             clip["perspective"],
-            yaw_rotation_speed_deg=yaw,
-            pitch_rotation_speed_deg=pitch,
+            yaw_rotation_speed_deg=rotation[0],
+            pitch_rotation_speed_deg=rotation[1],
         )
         for clip in clips
     ]

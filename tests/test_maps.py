@@ -12,7 +12,7 @@ from data_pipelines.doom import CIRCLE, camera_matrix, camera_pose, game_wad
 from wp2_jax.controls import actions
 from wp2_jax.controls.poses import rows_from_poses
 
-MOTION = kinematics.MotionConfig()
+MOTION = kinematics.MotionConfig(yaw_degrees=11.25, step=8.0)
 LEVEL = np.asarray((0.0, 0.0, 1.0))
 
 
@@ -186,7 +186,7 @@ def test_camera_axes():
     np.testing.assert_allclose(up[:3, 2], (0, math.cos(math.pi / 6), 0.5), atol=1e-6)
 
 
-CONFIG = script.ScriptConfig(latents=40)
+CONFIG = script.ScriptConfig(latents=40, motion=MOTION)
 
 
 @pytest.mark.parametrize("index", range(24))
