@@ -3,7 +3,7 @@
 # video generated from launch/example/input.json, and a report. Result: runs/quickstart. Run again to continue.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-echo "quickstart: about 28 minutes on two cores, installation included; it can be stopped and started again"
+echo "quickstart: about 25 minutes on two cores, installation included; it can be stopped and started again"
 . launch/environment.sh
 out=${1:-runs/quickstart}
 .venv/bin/wp2 curriculum --config experiments/tiny.py:quick --workdir "$out"
