@@ -22,7 +22,7 @@ STEPS = {
     "memory_2": (4000, 200),
     "teacher_forcing": (4000, 400),
     "pdd": (2000, 40),
-    "stable_forcing": (400, 6),
+    "stable_forcing": (400, 4),
 }
 RATES = {
     "autoencoder": (1e-3, 5e-4),
