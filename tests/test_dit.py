@@ -264,12 +264,12 @@ def test_batch_entries_do_not_touch(params):
 
 @pytest.fixture(scope="module")
 def plain(params):
-    """Output and gradients without rematerialisation."""
-    return value_and_gradient("none", params)
+    """Output and gradients without rematerialisation, layer by layer."""
+    return value_and_gradient({}, params)
 
 
-def value_and_gradient(remat: str, params):
-    config = dataclasses.replace(CONFIG, remat=remat)
+def value_and_gradient(changes: dict, params):
+    config = dataclasses.replace(CONFIG, **changes)
     given, options = arguments()
 
     @jax.jit
@@ -281,9 +281,9 @@ def value_and_gradient(remat: str, params):
     return out, gradient
 
 
-@pytest.mark.parametrize("remat", ["full", "dots"])
-def test_rematerialisation_changes_nothing(params, plain, remat):
-    out, gradient = value_and_gradient(remat, params)
+@pytest.mark.parametrize("changes", [{"remat": "full"}, {"remat": "dots"}, {"unroll": 2}])
+def test_how_layers_run_changes_nothing(params, plain, changes):
+    out, gradient = value_and_gradient(changes, params)
     np.testing.assert_allclose(out, plain[0], atol=1e-5)
     for ours, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain[1]), strict=True):
         assert np.linalg.norm(ours - expected) <= 1e-5 * max(np.linalg.norm(expected), 1e-6)
@@ -382,6 +382,7 @@ def test_one_expert_and_two():
         ({"head": "flow"}, "head 'flow' is not one of"),
         ({"head": "bank", "intervals": 5}, "intervals 5 must be a positive multiple of blocks 2"),
         ({"remat": "some"}, "remat 'some'"),
+        ({"unroll": 3}, "unroll 3: give 1 to num_layers 2"),
         ({"patch": 3}, "not a multiple of patch 3"),
     ],
 )
