@@ -22,7 +22,7 @@ fi
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/wp2_jax/xla}
 # Every training step allocates the same large arrays anew: glibc shall keep their memory and use huge pages for it
-# (on two cores a step takes 10 to 25% less).
+# (two cores, a step of the quick action stage, two pairs of runs: 0.214 and 0.157 s, 0.165 and 0.127 s).
 export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}
 export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-17179869184}
 export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}

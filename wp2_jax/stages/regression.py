@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from data_pipelines.loader import HeldOut, Loader, PictureWindows
+from data_pipelines.loader import HeldOut, Loader, LoaderConfig, PictureWindows
 from wp2_jax import rng
 from wp2_jax.array_types import Params
 from wp2_jax.models import autoencoder as autoencoders
@@ -137,9 +136,10 @@ def autoencoder_stage(context: Context) -> Setup:
     shown = next(iter(held_out))["video"]
 
     def pictures() -> dict:
-        draw = np.random.default_rng(config.seed)
+        # The same for every process, and past unreadable clips, as batches are.
         count = min(len(windows["train"]), SHORTCUT_WINDOWS)
-        return {"video": np.stack([windows["train"].sample(index, draw)["video"] for index in range(count)])}
+        settings = LoaderConfig(batch=count, seed=config.seed, ahead=0)
+        return {"video": next(iter(HeldOut(windows["train"], settings)))["video"]}
 
     program = loss_program(
         context,
