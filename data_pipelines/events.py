@@ -27,15 +27,53 @@ CATEGORIES = {
     "object": ("appear", "vanish"),
     "interaction": ("door", "pickup", "blast"),
 }
+NOTHING_HAPPENS = "nothing"
+# What a sentence of an event says -> the kind of change that is seen.
+_SAID = {
+    "thick white fog": "white fog",
+    "thick blue fog": "blue fog",
+    "thick green fog": "green fog",
+    "the fog clears": "fog clears",
+    "the lights go out": "dark",
+    "the lights come back on": "bright",
+    "the light turns red": "red light",
+    "the light turns blue": "blue light",
+    "the light turns green": "green light",
+    "the light turns white": "white light",
+    " appears": "appear",
+    " disappears": "vanish",
+    "the door opens": "door opens",
+    "the door closes": "door closes",
+    "picks up": "pickup",
+    "a hand takes": "pickup",
+    "explodes": "blast",
+}
+# Kinds of change by category of the evaluation (spec section 7); KINDS numbers them, 0 is that nothing happens.
+KINDS_OF = {
+    "environment": tuple(_SAID.values())[:10],
+    "object": ("appear", "vanish"),
+    "interaction": ("door opens", "door closes", "pickup", "blast"),
+}
+KINDS = (NOTHING_HAPPENS, *(kind for kinds in KINDS_OF.values() for kind in kinds))
 FOG = {"white": "e0e0e0", "blue": "4060ff", "green": "40c040"}
 TINT = {"red": "ff8080", "blue": "8080ff", "green": "80ff80"}
 _STEP_HEADING = CIRCLE // 128
 # The first event of a world comes after its second latent frame: the first picture is still without it.
-_FIRST_ROW = 2
+FIRST_ROW = 2
 _WATCH_ROWS = 4
 _PICK_UP_DISTANCE = 48
 
 Orders = tuple[tuple[int, str], ...]
+
+
+def kind_of(sentence: str | None) -> str:
+    """The kind of change, one of KINDS, that an event's sentence asks for; ValueError for a sentence of no kind."""
+    if not sentence:
+        return NOTHING_HAPPENS
+    found = [kind for said, kind in _SAID.items() if said in sentence]
+    if len(found) != 1:
+        raise ValueError(f"event {sentence!r} is of no known kind; known sentences hold {', '.join(_SAID)}")
+    return found[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +113,7 @@ class Plan:
             orders[picture] = (*orders.get(picture, ()), order)
 
         for step in self.steps:
-            row = max(_FIRST_ROW, step.interval * interval_rows)
+            row = max(FIRST_ROW, step.interval * interval_rows)
             picture = picture_range(row, 1)[0]
             if self.watched:
                 path.out_and_back(row - path.length, World(world))

@@ -127,7 +127,8 @@ def turns(workdir, command, count=8):
     ]
     images = np.stack([clip["pictures"][0].astype(np.float32) / 127.5 - 1 for clip in clips])
     null = np.broadcast_to(null, (count, *null.shape[1:]))
-    videos = samples.worlds(world.stream("few_step", 1), loaded.params, images, np.stack(rows), contexts, null)
+    made = samples.worlds(world.stream("few_step", 1), loaded.params, images, np.stack(rows), contexts, null)
+    videos = np.concatenate(list(made), axis=1)
     return np.mean([shift(video[i], video[i + 2]) for video in videos for i in range(1, 11, 2)])
 
 

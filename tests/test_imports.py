@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "verify": BASE | MODELS | {"controls", "checkpoints", "inference"},
     "stages": BASE
     | MODELS
-    | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "data_pipelines"},
+    | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},
     "experiments": set(),
 }

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import linalg
 
 from wp2_jax import tree
 from wp2_jax.train import optim
@@ -66,6 +67,35 @@ def test_frozen_paths_stay_hold_no_state_and_do_not_count_in_the_clip():
     updates: Any = transform.update(grads, state, params)[0]
     np.testing.assert_array_equal(updates["old"], np.zeros(5))
     np.testing.assert_allclose(updates["new"], [-0.6 / 1.6, 0.0], rtol=1e-6)  # g / (|g| + eps), g not clipped
+
+
+def test_muon_moves_matrices_along_their_polar_factor_and_the_rest_as_adam():
+    config = OptimConfig(method="muon", learning_rate=0.5, weight_decay=0.0, clip=1e9)
+    draw = np.random.default_rng(0)
+    grads = {"blocks/q/kernel": draw.normal(size=(2, 24, 16)), "blocks/q/bias": draw.normal(size=(2, 16))}
+    grads |= {"head/kernel": draw.normal(size=(24, 16)), "blocks/one/kernel": draw.normal(size=(16, 24))}
+    given = tree.nested({name: jnp.asarray(g, jnp.float32) for name, g in grads.items()})
+    transform = optim.make(config)
+    updates, _ = transform.update(given, transform.init(given), given)
+    updates = tree.named_leaves(updates)
+    matrices = [("blocks/q/kernel", 0), ("blocks/q/kernel", 1), ("blocks/one/kernel", slice(None))]
+    for name, index in matrices:
+        rotation, _ = linalg.polar(grads[name][index])
+        moved = np.asarray(updates[name][index]) / (-0.5 * 0.2 * np.sqrt(24))
+        # Five Newton-Schulz steps bring the singular values near one, not to it.
+        values = linalg.svdvals(moved)
+        assert values.min() > 0.6 and values.max() < 1.3, values
+        assert np.sum(moved * rotation) / np.linalg.norm(moved) / np.linalg.norm(rotation) > 0.97
+    for name in ("head/kernel", "blocks/q/bias"):
+        # Adam's first update with Nesterov momentum has one size everywhere, against the gradient's sign.
+        moved = np.asarray(updates[name])
+        np.testing.assert_allclose(moved, -np.abs(moved).max() * np.sign(grads[name]), rtol=1e-4)
+    with pytest.raises(ValueError, match="'sgd' is unknown; use adamw or muon"):
+        optim.make(OptimConfig(method="sgd"))
+    with pytest.raises(ValueError, match="stack/kernel has shape"):
+        optim.make(OptimConfig(method="muon", matrices=("kernel",))).init(
+            {"stack": {"kernel": jnp.zeros((1, 2, 3, 4))}}
+        )
 
 
 def test_schedules():

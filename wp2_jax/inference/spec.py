@@ -25,6 +25,7 @@ class StreamSpec:
     """One kind of stream. `guidance` and the PDD tuples have one entry an expert, in the order of `experts.names`.
 
     `capacity` is how many chunks of history the memory can hold; `chunk`, `sink` and `temporal` are latent frames.
+    `memory` False hides all history but the temporal part, in ar and few_step mode: to measure what it gives.
     """
 
     dit: DiTConfig
@@ -44,12 +45,15 @@ class StreamSpec:
     intervals: tuple[int, ...] = (56, 72)
     blocks: tuple[int, ...] = (2, 2)
     pdd_shift: float = 7.0
+    memory: bool = True
 
     def __post_init__(self):
         if self.mode not in MODES:
             raise ValueError(f"mode {self.mode!r} is not one of {MODES}")
         if self.mode != "few_step" and self.solver not in SOLVERS:
             raise ValueError(f"solver {self.solver!r} is not one of {tuple(SOLVERS)}")
+        if self.mode == "bi" and not self.memory:
+            raise ValueError("memory=False is for the modes ar and few_step, whose history is a cache")
         if self.capacity < 1:
             raise ValueError(f"capacity {self.capacity} chunks: at least 1 is needed")
         if len(self.guidance) != len(self.experts.names):
@@ -106,6 +110,7 @@ class StreamSpec:
             memory_rows=self.latent_height // factor,
             memory_cols=self.latent_width // factor,
             time_factor=self.dit.memory.time_factor,
+            memory=self.memory,
         )
 
     def pictures(self, first: bool) -> int:

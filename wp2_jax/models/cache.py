@@ -10,6 +10,8 @@ import jax.numpy as jnp
 class CacheLayout:
     """Sizes of one cache. `chunks` is the capacity in absorbed chunks.
 
+    `memory` False hides the sink and the compressed history, so that only tmp is seen: to measure what they give.
+
     Tokens lie as [sink | tmp | cmp of chunk 0 | cmp of chunk 1 | ...]: the growing part comes last, so that what holds
     after fewer chunks is a prefix.
     """
@@ -23,6 +25,7 @@ class CacheLayout:
     memory_rows: int  # token grid of a memory frame
     memory_cols: int
     time_factor: int = 2
+    memory: bool = True
 
     @property
     def frame_tokens(self) -> int:

@@ -33,9 +33,10 @@ def cache_frames(layout: CacheLayout) -> np.ndarray:
 
 def cache_valid(layout: CacheLayout, chunks: jnp.ndarray) -> jnp.ndarray:
     """[cache frames] bool: what a cache of `chunks` chunks offers."""
-    full = jnp.broadcast_to(chunks > 0, (layout.sink + layout.temporal,))
-    memory = jnp.arange(layout.chunks * layout.memory_frames) < chunks * layout.memory_frames
-    return jnp.concatenate([full, memory])
+    sink = jnp.broadcast_to((chunks > 0) & layout.memory, (layout.sink,))
+    temporal = jnp.broadcast_to(chunks > 0, (layout.temporal,))
+    there = chunks * layout.memory_frames if layout.memory else 0
+    return jnp.concatenate([sink, temporal, jnp.arange(layout.chunks * layout.memory_frames) < there])
 
 
 def compressed_blocks(query: jnp.ndarray, key: jnp.ndarray) -> jnp.ndarray:
@@ -54,10 +55,10 @@ def prefill(layout: CacheLayout, chunks: jnp.ndarray, first: bool, new_frames: i
     memory = jnp.arange(layout.chunks * layout.memory_frames)
     there = memory[None] < start + new_frames
 
-    def rows(count: int, sees_temporal: bool, sees_memory: jnp.ndarray) -> jnp.ndarray:
+    def rows(count: int, sees_temporal: bool, sees_memory: jnp.ndarray, sees_sink: bool = True) -> jnp.ndarray:
         return jnp.concatenate(
             [
-                jnp.ones((count, layout.sink), bool),
+                jnp.full((count, layout.sink), sees_sink),
                 jnp.full((count, layout.temporal), sees_temporal),
                 jnp.broadcast_to(sees_memory, (count, memory.shape[0])),
             ],
@@ -66,7 +67,7 @@ def prefill(layout: CacheLayout, chunks: jnp.ndarray, first: bool, new_frames: i
 
     parts = [
         rows(new_frames, False, compressed_blocks(new, memory) & there),
-        rows(layout.temporal, True, there),
+        rows(layout.temporal, True, there & layout.memory, layout.memory),
     ]
     if first:
         parts.insert(0, rows(layout.sink, False, jnp.zeros_like(there)))

@@ -19,7 +19,7 @@ TITLES = {
     "stable_forcing": "6. Stable Forcing",
 }
 EXTRA = {"autoencoder": ("psnr", "latent_std"), "stable_forcing": ("score_gradient",)}
-_STYLE = """
+STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1b1b1f;background:#fff}
 img{max-width:100%;image-rendering:pixelated;border-radius:4px}img.curve{image-rendering:auto}
 section{border-top:1px solid #ddd;padding:1rem 0}
@@ -35,7 +35,7 @@ def write(workdir: Path, stages: list[str]) -> Path:
     parts += [_section(workdir / stage, stage) for stage in stages if (workdir / stage / "metrics.jsonl").exists()]
     page = (
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>wp2_jax report</title><style>{_STYLE}</style><h1>WorldPlay2 curriculum</h1>{''.join(parts)}</html>"
+        f"<title>wp2_jax report</title><style>{STYLE}</style><h1>WorldPlay2 curriculum</h1>{''.join(parts)}</html>"
     )
     path = workdir / "report.html"
     temporary = path.with_suffix(".part")

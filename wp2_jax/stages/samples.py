@@ -1,6 +1,7 @@
 """Sample sheets: what the weights of a stage make, beside what was recorded. uint8 pictures by name."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +31,14 @@ def rows_of(videos: list[np.ndarray]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reconstruct(world: World, params: Params, video: jax.Array) -> jax.Array:
+def reconstruct(world: World, params: Params, video: jax.Array) -> jax.Array:
+    """Video [B, F, H, W, 3] in [-1, 1] through the autoencoder and back."""
     return call(world.autoencoder, params, "decode", call(world.autoencoder, params, "encode", video))
 
 
 def reconstruction(world: World, params: Params, video: np.ndarray, count: int = 4) -> dict[str, np.ndarray]:
     """Held-out windows above their reconstructions."""
-    decoded = np.asarray(_reconstruct(world, params, jnp.asarray(video[:count])))
+    decoded = np.asarray(reconstruct(world, params, jnp.asarray(video[:count])))
     pairs = [picture for row in range(len(decoded)) for picture in (video[row], decoded[row])]
     return {"reconstruction": rows_of(pairs)}
 
@@ -58,6 +60,7 @@ def rollout(context, mode: str, experts: Params, text: Params, *, chunks: int, c
     null = np.broadcast_to(null[None], (count, 1, *null.shape[1:]))
     actions = np.stack([clip["actions"][:frames] for clip in clips])
     made = worlds(spec, params, np.stack([p[0] for p in pictures]), actions, contexts, null)
+    made = np.concatenate(list(made), axis=1)
     return {mode: rows_of([row for pair in zip(pictures, made, strict=True) for row in pair])}
 
 
@@ -66,15 +69,20 @@ def _programs():
     return generate.programs(xla_flags.quick_compile(jax.default_backend()))
 
 
-def worlds(spec: StreamSpec, params: Params, image, actions, contexts, null_context) -> np.ndarray:
-    """Several worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D] -> [B, F, H, W, 3]."""
-    start, emit, absorb = _programs()
-    state = start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(0))
-    chunks, video = contexts.shape[1], []
+def worlds(
+    spec: StreamSpec, params: Params, image, actions, contexts, null_context, *, seed: int = 0, programs=None
+) -> Iterator[np.ndarray]:
+    """Several worlds at once: image [B, H, W, 3], actions [B, T, 6], contexts [B, chunks, S, D]. Yields the pictures
+    of each chunk, float32 [B, F, H, W, 3] in [-1, 1].
+
+    `programs` of `generate.programs`; those that compile quickly and run slowly where none are given.
+    """
+    start, emit, absorb = programs or _programs()
+    state = start(spec, params, image, generate.condition_frames(spec), null_context, jax.random.key(seed))
+    chunks = contexts.shape[1]
     for index in range(chunks):
         rows = actions[:, index * spec.chunk : (index + 1) * spec.chunk]
         state, chunk = emit(spec, params, state, rows, contexts[:, index : index + 1], first=index == 0)
-        video.append(np.asarray(chunk.video))
+        yield np.asarray(chunk.video)
         if index < chunks - 1:
             state, _ = absorb(spec, params, state, chunk, first=index == 0)
-    return np.concatenate(video, axis=1)

@@ -1,0 +1,1 @@
+"""Measures of generated videos; they take arrays and know no model."""

@@ -1,0 +1,300 @@
+"""The evaluation: checkpoints side by side on held-out cases, the recordings themselves as the ceiling (spec 7)."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from data_pipelines import events as recorded_events
+from data_pipelines.judged import event_begins
+from data_pipelines.tfds_builder import Records
+from wp2_jax.evaluation import drift, events, navigation, quality, revisit
+from wp2_jax.evaluation.statistics import Estimate, estimate
+from wp2_jax.inference import load as checkpoints_load
+from wp2_jax.inference import video
+from wp2_jax.inference.load import Loaded
+from wp2_jax.inference.spec import MODES
+from wp2_jax.stages import cases, judges, memory_use, samples
+
+MEASURES = ("reconstruction", "navigation", "revisit", "memory", "events", "drift")
+RECORDED = "recorded"
+"""Name of the column of the recordings themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How much is measured: so many held-out clips a measure, each with `seeds` worlds. Lengths in latent frames."""
+
+    measures: tuple[str, ...] = MEASURES
+    cases: int = 32
+    seeds: int = 1
+    drift_cases: int = 20
+    drift_latents: int = 320
+    chunk: int = 4
+
+    def __post_init__(self):
+        unknown = sorted(set(self.measures) - set(MEASURES))
+        if unknown:
+            raise ValueError(f"measures {', '.join(unknown)}: choose from {', '.join(MEASURES)}")
+        for name in ("cases", "seeds", "drift_cases", "drift_latents"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
+        if self.drift_latents % self.chunk:
+            raise ValueError(f"drift_latents={self.drift_latents}: worlds are whole chunks of {self.chunk}")
+
+
+@dataclasses.dataclass
+class Results:
+    """values[measure][name][column] with a column a checkpoint and RECORDED; sheets: pictures to look at by name."""
+
+    values: dict[str, dict[str, dict[str, Estimate]]] = dataclasses.field(default_factory=dict)
+    sheets: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, measure: str, column: str, numbers: dict[str, list]) -> None:
+        """One column of a measure: name -> numbers of its cases."""
+        for name, values in numbers.items():
+            self.values.setdefault(measure, {}).setdefault(name, {})[column] = estimate(values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a measure is given. `judge()` trains the measuring networks when they are first needed."""
+
+    checkpoints: dict[str, Loaded]
+    records: Records
+    settings: Settings
+    judge: Callable[[], judges.Judges]
+    results: Results
+
+    def found(self, kind: str, count: int = 0) -> list[cases.Case]:
+        count = count or self.settings.cases
+        found = cases.recorded(self.records, kind, count, self.settings.chunk)
+        if not found:
+            raise ValueError(f"{self.records.directory}: no held-out clip of kind {kind}; record more with test_maps")
+        return found
+
+    def made(self, column: str, loaded: Loaded, of: Sequence[cases.Case], what: str, **options):
+        """(seed, case, pictures) of every case and seed."""
+        total = self.settings.seeds * len(of)
+        with tqdm(total=total, desc=f"{what}: {column}", unit="world", mininterval=1.0) as bar:
+            for seed in range(self.settings.seeds):
+                worlds = cases.make(loaded, of, seed, **options)
+                for index, pictures in enumerate(worlds):
+                    bar.update()
+                    yield index, of[index], pictures
+
+
+def load(names: Sequence[str]) -> dict[str, Loaded]:
+    """Checkpoints of texts "DIR:MODE", all located before the first is read.
+
+    Raises ValueError for a text of another form or one that is given twice, and CheckpointError as `load.locate`.
+    """
+    sources = {}
+    for name in names:
+        directory, colon, mode = name.rpartition(":")
+        if not colon or mode not in MODES:
+            raise ValueError(f"checkpoint {name!r}: write DIR:MODE with a mode of {', '.join(MODES)}")
+        if name in sources:
+            raise ValueError(f"checkpoint {name!r} is given twice")
+        sources[name] = checkpoints_load.locate(directory, mode)
+    return {name: checkpoints_load.load(source) for name, source in sources.items()}
+
+
+def run(
+    checkpoints: dict[str, Loaded],
+    data: str | Path,
+    folder: str | Path,
+    settings: Settings,
+    *,
+    judge_steps: dict[str, int] | None = None,
+) -> tuple[Results, dict[str, float]]:
+    """Measure `checkpoints` by name on the held-out clips of a dataset; `folder` keeps the measuring networks.
+
+    Returns the results and the accuracy of the measuring networks (empty where no measure needs them).
+    """
+    train = functools.cache(lambda: judges.train(data, folder, chunk=settings.chunk, steps=judge_steps))
+    evaluation = Evaluation(checkpoints, Records(data, "test"), settings, train, Results())
+    for measure in settings.measures:
+        began = time.monotonic()
+        _MEASURES[measure](evaluation)
+        evaluation.results.seconds[measure] = time.monotonic() - began
+    return evaluation.results, train().accuracy if {"navigation", "events"} & set(settings.measures) else {}
+
+
+def _reconstruction(ev: Evaluation) -> None:
+    """Pictures through the autoencoder and back."""
+    clips = ev.found("navigation")
+    for column, loaded in ev.checkpoints.items():
+        numbers: dict[str, list] = {"psnr": [], "ssim": [], "lpips": []}
+        for clip in clips:
+            assert clip.recorded is not None
+            shown = jnp.asarray(clip.recorded[None].astype(np.float32) / 127.5 - 1)
+            decoded = samples.reconstruct(loaded.world, loaded.params["autoencoder"], shown)
+            decoded = video.to_uint8(np.asarray(decoded)[0])
+            # Neighbouring pictures are nearly the same.
+            a, b = decoded[::8], clip.recorded[::8]
+            for name, measure in (("psnr", quality.psnr), ("ssim", quality.ssim), ("lpips", quality.lpips)):
+                numbers[name].append(measure(a, b))
+        ev.results.add("reconstruction", column, numbers)
+
+
+def _navigation(ev: Evaluation) -> None:
+    """Commands of held-out walks, and the motion that is seen."""
+    judge, of = ev.judge(), ev.found("navigation")
+    names = [field.name for field in dataclasses.fields(navigation.Score)]
+
+    def gather(videos) -> dict[str, list]:
+        scores: dict[str, list[list[float]]] = {name: [[] for _ in of] for name in names}
+        for index, case, pictures in videos:
+            chunk = ev.settings.chunk
+            told = [
+                navigation.commanded(case.rows[i * chunk : (i + 1) * chunk])
+                for i in navigation.chunks_of(len(case.rows), chunk)
+            ]
+            score = navigation.score(told, judge.recover(pictures))
+            for name in names:
+                scores[name][index] += getattr(score, name)
+        return dict(scores)
+
+    ev.results.add("navigation", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+    for column, loaded in ev.checkpoints.items():
+        kept: list[np.ndarray] = []
+        ev.results.add("navigation", column, gather(_keep(ev.made(column, loaded, of, "navigation"), kept, 6)))
+        ev.results.sheets[f"navigation: {column}"] = _sheet(of, kept)
+
+
+def _revisit(ev: Evaluation) -> None:
+    """Out and back: what is seen again looks the same; and what two views of a place share agrees."""
+    of = ev.found("loop_closure")
+
+    def gather(videos) -> dict[str, list]:
+        numbers: dict[str, list[list]] = {
+            name: [[] for _ in of] for name in ("psnr", "ssim", "lpips", "consistency", "truth_psnr")
+        }
+        for index, case, pictures in videos:
+            score = revisit.score(pictures)
+            for name in ("psnr", "ssim", "lpips"):
+                numbers[name][index] += list(getattr(score, name))
+            numbers["consistency"][index] += _consistency(case, pictures)
+            numbers["truth_psnr"][index] += list(quality.psnr(pictures[4::8], case.recorded[4::8]))
+        return dict(numbers)
+
+    ev.results.add("revisit", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+    for column, loaded in ev.checkpoints.items():
+        kept: list[np.ndarray] = []
+        ev.results.add("revisit", column, gather(_keep(ev.made(column, loaded, of, "revisit"), kept, 6)))
+        ev.results.sheets[f"revisit: {column}"] = _sheet(of, kept)
+        if loaded.mode != "bi":
+            emptied = ev.made(column, loaded, of, "revisit without memory", memory=False)
+            ev.results.add("revisit", f"{column}, memory emptied", gather(emptied))
+
+
+def _consistency(case: cases.Case, pictures: np.ndarray, gap: int = 4) -> list[float]:
+    """PSNR between views `gap` latent frames apart on the way out, through the recording's true depth and poses."""
+    record = case.record
+    assert record is not None
+
+    def view(latent: int) -> revisit.View:
+        depth = record["depth"][latent].astype(np.float32) / 1000
+        return revisit.View(depth, record["camera_to_world"][4 * latent], record["intrinsics"])
+
+    values = []
+    for latent in range(0, (len(case.rows) - 1) // 2 - gap + 1, gap):
+        pair = (pictures[4 * latent], pictures[4 * (latent + gap)])
+        values.append(revisit.consistency(*pair, view(latent), view(latent + gap))[0])
+    return values
+
+
+def _memory(ev: Evaluation) -> None:
+    """Flow loss of the last chunk of loop closures under its own history, and under another clip's."""
+    for column, loaded in ev.checkpoints.items():
+        if loaded.mode != "bi":
+            continue
+        found = memory_use.compare(loaded, ev.found("loop_closure"), ev.settings.seeds)
+        ev.results.add("memory", column, found)
+
+
+def _events(ev: Evaluation) -> None:
+    """The events of held-out clips: is the right change seen where it was asked for?"""
+    judge, of = ev.judge(), ev.found("event")
+    begins = [event_begins({**(case.record or {}), "actions": case.rows}) for case in of]
+    of, begins = zip(*[(case, begin) for case, begin in zip(of, begins, strict=True) if begin], strict=True)
+    kinds = recorded_events.KINDS
+
+    def gather(videos) -> dict[str, list]:
+        right: dict[str, list[list[float]]] = {
+            name: [[] for _ in of] for name in ("all", *recorded_events.KINDS_OF, *kinds[1:])
+        }
+        for index, _, pictures in videos:
+            seen = judge.changes_at(pictures, list(begins[index]))
+            score = events.score(list(begins[index].values()), seen, kinds)
+            groups = {"all": score.right, **score.by_kind, **events.categories(score.by_kind, recorded_events.KINDS_OF)}
+            for name, values in groups.items():
+                right[name][index] += values
+        return {name: values for name, values in right.items() if any(values)}
+
+    ev.results.add("events", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+    for column, loaded in ev.checkpoints.items():
+        kept: list[np.ndarray] = []
+        ev.results.add("events", column, gather(_keep(ev.made(column, loaded, of, "events"), kept, 6)))
+        ev.results.sheets[f"events: {column}"] = _sheet(of, kept)
+
+
+def _drift(ev: Evaluation) -> None:
+    """Long walks out and back, again and again: what the last quarter of the video is like beside the first."""
+    settings = ev.settings
+    of = [
+        cases.repeated(case, settings.drift_latents, settings.chunk)
+        for case in ev.found("loop_closure", settings.drift_cases)
+    ]
+
+    def gather(videos) -> dict[str, list]:
+        names = ("sharpness", "saturation", "exposure", "contrast")
+        numbers: dict[str, list[list[float]]] = {
+            name: [[] for _ in of] for name in (*names, "collapsed", "border jump", "truth_psnr")
+        }
+        for index, case, pictures in videos:
+            curves = drift.curves(pictures)
+            for name in names:
+                numbers[name][index].append(drift.change(getattr(curves, name)))
+            numbers["collapsed"][index].append(float(drift.collapsed(curves)))
+            numbers["border jump"][index].append(drift.border_jump(pictures, settings.chunk))
+            last = slice(-len(pictures) // 4, None, 8)
+            numbers["truth_psnr"][index] += list(quality.psnr(pictures[last], case.recorded[last]))
+        return dict(numbers)
+
+    ev.results.add("drift", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+    for column, loaded in ev.checkpoints.items():
+        kept: list[np.ndarray] = []
+        ev.results.add("drift", column, gather(_keep(ev.made(column, loaded, of, "drift"), kept, 6)))
+        ev.results.sheets[f"drift: {column}"] = _sheet(of, kept)
+
+
+_MEASURES: dict[str, Callable[[Evaluation], None]] = {
+    "reconstruction": _reconstruction,
+    "navigation": _navigation,
+    "revisit": _revisit,
+    "memory": _memory,
+    "events": _events,
+    "drift": _drift,
+}
+
+
+def _keep(videos, kept: list[np.ndarray], count: int):
+    """Hands videos on and keeps the first few for the sheet."""
+    for item in videos:
+        if len(kept) < count:
+            kept.append(item[-1])
+        yield item
+
+
+def _sheet(of: Sequence[cases.Case], made: Sequence[np.ndarray]) -> np.ndarray:
+    """Recordings above what was made of their first pictures."""
+    pairs = [video for case, pictures in zip(of, made, strict=False) for video in (case.recorded, pictures)]
+    return samples.rows_of([video.astype(np.float32) / 127.5 - 1 for video in pairs if video is not None])

@@ -1,0 +1,132 @@
+"""report.json and report.html of an evaluation."""
+
+import base64
+import dataclasses
+import html
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from wp2_jax.evaluation.statistics import Estimate
+from wp2_jax.stages.evaluate import RECORDED, Results
+from wp2_jax.stages.report import STYLE
+
+# What each number is, and whether more of it is better ("+"), less ("-"), or nearer to one ("1").
+MEANINGS: dict[str, dict[str, tuple[str, str]]] = {
+    "reconstruction": {
+        "psnr": ("PSNR of held-out pictures through the autoencoder and back, dB", "+"),
+        "ssim": ("SSIM", "+"),
+        "lpips": ("LPIPS (AlexNet)", "-"),
+    },
+    "navigation": {
+        "sign": ("turns that go the commanded way, share", "+"),
+        "rotation_error": ("|recovered - commanded| / commanded a turn", "-"),
+        "translation": ("chunks with the right one of nine movements, share", "+"),
+        "axes": ("right of forward and lateral, share (half of a diagonal counts half)", "+"),
+        "walking": ("as translation, of the chunks that are told to move", "+"),
+        "drift": ("degrees turned in a chunk about an axis that was to rest", "-"),
+    },
+    "revisit": {
+        "psnr": ("PSNR between the way out and the way back, dB", "+"),
+        "ssim": ("SSIM between them", "+"),
+        "lpips": ("LPIPS between them", "-"),
+        "consistency": ("PSNR between views of one place, warped by true depth and pose, dB", "+"),
+        "truth_psnr": ("PSNR against the recording, dB", "+"),
+    },
+    "memory": {
+        "own": ("flow loss of the last chunk of a loop closure under its own history", "-"),
+        "other": ("the same under another clip's history", ""),
+        "gain": ("1 - own / other", "+"),
+    },
+    "events": {"all": ("events whose change is seen, share", "+")},
+    "drift": {
+        "sharpness": ("last quarter of the video over its first", "1"),
+        "saturation": ("the same", "1"),
+        "exposure": ("the same", "1"),
+        "contrast": ("the same", "1"),
+        "collapsed": ("worlds that have become plain, share", "-"),
+        "border jump": ("change where chunks meet over change within them", "1"),
+        "truth_psnr": ("PSNR of the last quarter against the recording, dB", "+"),
+    },
+}
+_ARROWS = {"+": "&uarr;", "-": "&darr;", "1": "&rarr; 1", "": ""}
+
+
+def write(results: Results, accuracy: Mapping[str, float], about: Mapping[str, Any], output: Path) -> Path:
+    """Writes output/report.json, output/report.html and the sheets as PNG; returns the page's path.
+
+    `accuracy` of the measuring networks; `about`: what was evaluated, JSON.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    values = {
+        measure: {
+            name: {column: dataclasses.asdict(value) for column, value in columns.items()}
+            for name, columns in names.items()
+        }
+        for measure, names in results.values.items()
+    }
+    document = {"about": dict(about), "judges": dict(accuracy), "seconds": results.seconds, "measures": values}
+    _replace(output / "report.json", json.dumps(document, indent=1, sort_keys=True))
+    parts = [f"<h1>Evaluation</h1><p class='note'>{html.escape(_sentence(about))}</p>"]
+    if accuracy:
+        rows = "".join(f"<tr><td>{html.escape(name)}<td>{value:.4g}" for name, value in sorted(accuracy.items()))
+        parts.append(
+            "<section><h2>Measuring networks</h2><p class='note'>On held-out recordings: what stands below rests on "
+            f"them.</p><table>{rows}</table></section>"
+        )
+    for measure, names in results.values.items():
+        parts.append(f"<section id='{measure}'><h2>{measure}</h2>{_table(measure, names)}")
+        for title, sheet in results.sheets.items():
+            if title.startswith(f"{measure}: "):
+                file = io.BytesIO()
+                Image.fromarray(sheet).save(file, "PNG")
+                (output / f"{title.replace(': ', '_').replace('/', '-')}.png").write_bytes(file.getvalue())
+                data = base64.b64encode(file.getvalue()).decode()
+                parts.append(
+                    f"<p class='note'>{html.escape(title)} (recordings above)</p>"
+                    f"<p><img alt='{html.escape(title)}' src='data:image/png;base64,{data}'></p>"
+                )
+        parts.append("</section>")
+    path = output / "report.html"
+    page = (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>wp2_jax evaluation</title><style>{STYLE}</style>{''.join(parts)}</html>"
+    )
+    _replace(path, page)
+    return path
+
+
+def text(results: Results) -> str:
+    """The tables as text, a line a number and column."""
+    lines = []
+    for measure, names in results.values.items():
+        for name, columns in names.items():
+            lines += [f"{measure}/{name:16} {column:28} {value} (n={value.count})" for column, value in columns.items()]
+    return "\n".join(lines)
+
+
+def _table(measure: str, names: Mapping[str, Mapping[str, Estimate]]) -> str:
+    columns = list(dict.fromkeys(column for found in names.values() for column in found))
+    columns.sort(key=lambda column: column != RECORDED)
+    head = "".join(f"<th>{html.escape(column)}" for column in columns)
+    rows = []
+    for name, found in names.items():
+        meaning, better = MEANINGS[measure].get(name, ("share of these events whose change is seen", "+"))
+        cells = "".join(f"<td>{found[column]}" if column in found else "<td>" for column in columns)
+        count = max(value.count for value in found.values())
+        rows.append(f"<tr><td title='{html.escape(meaning)}'>{name} {_ARROWS[better]}{cells}<td>{count}<td>{meaning}")
+    return f"<table><tr><th>{head}<th>cases<th>meaning{''.join(rows)}</table>"
+
+
+def _sentence(about: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in about.items()) + ". Mean and 95% interval over cases."
+
+
+def _replace(path: Path, content: str) -> None:
+    temporary = path.with_suffix(".part")
+    temporary.write_text(content, encoding="utf-8")
+    temporary.replace(path)

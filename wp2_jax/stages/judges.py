@@ -1,0 +1,149 @@
+"""The networks that measure generated videos: trained once on a dataset's recordings, kept beside it, and applied.
+
+Their accuracy on held-out recordings stands beside every result that rests on them.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from data_pipelines import events, judged
+from data_pipelines.loader import HeldOut, Loader, LoaderConfig
+from data_pipelines.tfds_builder import Records
+from wp2_jax import rng, sharding
+from wp2_jax.array_types import Params
+from wp2_jax.checkpoints import orbax_io
+from wp2_jax.evaluation import events as event_measure
+from wp2_jax.evaluation import navigation
+from wp2_jax.models.judges import Judge
+from wp2_jax.models.layers import call
+from wp2_jax.objectives import judges as objectives
+from wp2_jax.train import loop, optim, step
+
+STEPS = {"motion": 3000, "changes": 3000}
+_CLIPS, _RATE, _WARMUP, _DECAY = 16, 2e-3, 100, 0.99
+_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Judges:
+    """Both networks, ready. `accuracy` by name, on held-out recordings."""
+
+    motion: Params
+    changes: Params
+    speed: tuple[float, float]
+    chunk: int
+    accuracy: dict[str, float]
+
+    def recover(self, pictures: np.ndarray) -> list[navigation.Recovered]:
+        """The motion of every chunk but the first of a video uint8 [F, H, W, 3]."""
+        latents = (len(pictures) - 1) // 4 + 1
+        places = [navigation.pictures_of(i, self.chunk) for i in navigation.chunks_of(latents, self.chunk)]
+        shown = np.stack([pictures[place][:: judged.EVERY] for place in places])
+        out = _apply(2 + objectives.MOVEMENTS, self.motion, shown)
+        rotation = out[:, :2] * np.asarray(self.speed)
+        return [
+            navigation.Recovered((float(r[0]), float(r[1])), int(m))
+            for r, m in zip(rotation, out[:, 2:].argmax(-1), strict=True)
+        ]
+
+    def changes_at(self, pictures: np.ndarray, begins: list[int]) -> list[int]:
+        """Which of events.KINDS is seen to begin at each of these pictures of a video."""
+        if not begins:
+            return []
+        shown = np.stack([pictures[event_measure.pictures_of(begin, len(pictures))] for begin in begins])
+        return [int(kind) for kind in _apply(len(events.KINDS), self.changes, shown).argmax(-1)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(outputs: int, params: Params, pictures: jax.Array) -> jax.Array:
+    return call(Judge(outputs), params, "__call__", pictures.astype(np.float32) / 127.5 - 1)
+
+
+def _apply(outputs: int, params: Params, pictures: np.ndarray) -> np.ndarray:
+    """Any number of samples through one compiled shape."""
+    results = []
+    for first in range(0, len(pictures), _BATCH):
+        part = pictures[first : first + _BATCH]
+        padding = np.zeros((_BATCH - len(part), *part.shape[1:]), part.dtype)
+        results.append(np.asarray(_forward(outputs, params, np.concatenate([part, padding])))[: len(part)])
+    return np.concatenate(results)
+
+
+def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[str, int] | None = None) -> Judges:
+    """Train both networks on the recordings in `data`, in `folder`; what is there is used, what is unfinished goes on.
+
+    Raises:
+      ValueError: a dataset without held-out recordings, or one of another kind than the networks in `folder` saw.
+    """
+    records = {split: Records(data, split) for split in ("train", "test")}
+    motion = records["train"].settings["config"]["script"]["motion"]
+    speed = (chunk * motion["pitch_degrees"], chunk * motion["yaw_degrees"])
+    folder, steps = Path(folder), {**STEPS, **(steps or {})}
+    seen = {"fingerprint": records["train"].settings["fingerprint"], "chunk": chunk}
+    mark = folder / "data.json"
+    if mark.exists() and json.loads(mark.read_text()) != seen:
+        raise ValueError(f"{folder} holds networks trained on other recordings than {data}: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps(seen))
+    sources = {
+        "motion": (
+            {split: judged.Motion(found, chunk) for split, found in records.items()},
+            functools.partial(objectives.motion_loss, model=Judge(2 + objectives.MOVEMENTS), speed=speed),
+            judged.motion_pictures(chunk),
+        ),
+        "changes": (
+            {split: judged.Changes(found, event_measure.OFFSETS) for split, found in records.items()},
+            functools.partial(objectives.change_loss, model=Judge(len(events.KINDS))),
+            len(event_measure.OFFSETS),
+        ),
+    }
+    camera = records["train"].settings["config"]["camera"]
+    trained, accuracy = {}, {}
+    for name, (source, loss, count) in sources.items():
+        shape = (1, count, camera["height"], camera["width"], 3)
+        program = _program(loss, shape, steps[name])
+        settings = LoaderConfig(batch=_CLIPS)
+        loop.run(
+            program,
+            Loader(source["train"], settings),
+            folder / name,
+            loop.LoopConfig(
+                steps=steps[name], log_every=50, evaluate_every=500, sample_every=0, checkpoint_every=500, keep=1
+            ),
+            held_out=HeldOut(source["test"], settings),
+            record=seen,
+            name=f"judge of {name}",
+        )
+        trained[name] = orbax_io.load_params(folder / name / "checkpoints", "judge", ema=True)
+        accuracy |= _accuracy(folder / name / "metrics.jsonl", name)
+    return Judges(trained["motion"], trained["changes"], speed, chunk, accuracy)
+
+
+def _program(loss: Any, shape: tuple[int, ...], steps: int) -> step.LossProgram:
+    model: Judge = loss.keywords["model"]
+
+    def init(key: jax.Array, given: dict) -> Params:
+        return {"judge": model.init(rng.fold(key, "judge"), np.zeros(shape, np.float32))["params"]}
+
+    config = optim.OptimConfig(learning_rate=_RATE, schedule="cosine", warmup=min(_WARMUP, steps // 2), steps=steps)
+    return step.LossProgram(
+        init_params=init,
+        loss_fn=functools.partial(loss, train=True),
+        eval_fn=functools.partial(loss, train=False),
+        optimisers={"judge": optim.make(config)},
+        mesh=sharding.make_mesh(sharding.MeshConfig()),
+        ema_decay=_DECAY,
+    )
+
+
+def _accuracy(metrics: Path, name: str) -> dict[str, float]:
+    """The last held-out measurement."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if "eval/loss" in line][-1]
+    return {f"{name}/{key.removeprefix('eval/')}": value for key, value in last.items() if key.startswith("eval/")}
