@@ -17,9 +17,9 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 STEPS = {
     "autoencoder": (6000, 100),
     "base": (3000, 120),
-    "action": (4000, 2600),
+    "action": (4000, 1600),
     "memory_1": (1500, 30),
-    "memory_2": (4000, 200),
+    "memory_2": (4000, 300),
     "teacher_forcing": (4000, 400),
     "pdd": (2000, 40),
     "stable_forcing": (400, 4),
@@ -34,6 +34,9 @@ RATES = {
     "pdd": (5e-5, 2e-4),
     "stable_forcing": (2e-5, 2e-5),
 }
+# Stages that move the backbone's matrices by Muon: the quick action stage came to a held-out loss of 0.101 in 1500
+# steps and 184 s; with AdamW to 0.122 in as many steps, and to 0.111 in 2600 steps and 173 s (two cores, one run each).
+MATRICES = ("base", "action", "memory_2", "teacher_forcing", "pdd")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -82,7 +85,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.optim = ConfigDict(
         dict(learning_rate=RATES[stage][quick], schedule="cosine", warmup=50, steps=0, weight_decay=0.01)
     )
-    c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0))
+    c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0, method="muon" if stage in MATRICES else "adamw"))
     c.train = ConfigDict(dict(steps=STEPS[stage][quick], batch=16, ema_decay=0.99, log_every=20, evaluate_every=250))
     c.train.update(
         dict(sample_every=1000, checkpoint_every=500, evaluate_batches=4, keep=1, accumulate=1, quick_compile=False)

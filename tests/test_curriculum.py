@@ -90,7 +90,7 @@ def test_an_unknown_stage_names_the_stages():
 
 def shift(before, after, farthest=10):
     """Pixels by which the content of picture `after` [H, W, 3] lies to the right of `before`: best match, blurred."""
-    before, after = (ndimage.gaussian_filter(picture, (1.5, 1.5, 0)) for picture in (before, after))
+    before, after = (np.asarray(ndimage.gaussian_filter(picture, (1.5, 1.5, 0))) for picture in (before, after))
     width = before.shape[1]
 
     def error(pixels):

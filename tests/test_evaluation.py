@@ -45,6 +45,12 @@ def test_quality_of_equal_and_of_wrong_pictures():
         quality.ssim(a, a[:2])
 
 
+def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(quality.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(quality.MissingPackageError, match=r"pip install -e '\.\[evaluate\]'"):
+        quality.require_lpips()
+
+
 def test_an_estimate_is_the_mean_with_the_interval_of_its_cases():
     cases = np.random.default_rng(1).normal(3.0, 2.0, 400)
     found = statistics.estimate(list(cases))
@@ -57,7 +63,8 @@ def test_an_estimate_is_the_mean_with_the_interval_of_its_cases():
 def test_an_estimate_counts_cases_and_not_their_numbers():
     found = statistics.estimate([[1.0, 1.0, 1.0], [4.0, float("nan")], [], [float("inf")]])
     assert (found.mean, found.count) == (2.5, 2)
-    assert statistics.estimate([]) == statistics.Estimate(None, None, None, 0)
+    nothing = statistics.estimate([[], float("nan")])
+    assert nothing.count == 0 and math.isnan(nothing.mean) and str(nothing) == "-"
     assert statistics.estimate([2.0, 2.0]) == statistics.Estimate(2.0, 2.0, 2.0, 2)
 
 

@@ -1,6 +1,7 @@
 """The networks that measure: their samples, labels under augmentation, and an evaluation end to end."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,7 @@ def test_labels_turn_with_mirrored_and_reversed_pictures():
         "rotation": jnp.asarray([rotation] * repeat, jnp.float32),
         "movement": jnp.asarray([movement] * repeat, jnp.int32),
     }
-    settings = dict(model=Reader(), speed=(11.25, 22.5))
+    settings: Any = dict(model=Reader(), speed=(11.25, 22.5))
     for train in (False, True):
         loss, metrics = objectives.motion_loss({"judge": {}}, batch, {}, jax.random.key(0), train=train, **settings)
         assert metrics["movement"] == 1.0 and metrics["turn"] == 1.0, train
@@ -119,6 +120,7 @@ def test_labels_turn_with_mirrored_and_reversed_pictures():
 def test_a_repeated_walk_shows_what_was_recorded_again_and_again(data):
     clip = cases.recorded(tfds_builder.Records(data, "test"), "loop_closure", 1, 4)[0]
     long = cases.repeated(clip, 68, 4)
+    assert long.recorded is not None and clip.recorded is not None
     assert long.rows.shape == (68, 6) and len(long.captions) == 17 and len(long.recorded) == 4 * 67 + 1
     # A round is 22 latent frames: 11 out, 11 back.
     np.testing.assert_array_equal(long.rows[23:45], long.rows[1:23])

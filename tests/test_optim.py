@@ -83,7 +83,7 @@ def test_muon_moves_matrices_along_their_polar_factor_and_the_rest_as_adam():
         rotation, _ = linalg.polar(grads[name][index])
         moved = np.asarray(updates[name][index]) / (-0.5 * 0.2 * np.sqrt(24))
         # Five Newton-Schulz steps bring the singular values near one, not to it.
-        values = linalg.svdvals(moved)
+        values = np.asarray(linalg.svdvals(moved))
         assert values.min() > 0.6 and values.max() < 1.3, values
         assert np.sum(moved * rotation) / np.linalg.norm(moved) / np.linalg.norm(rotation) > 0.97
     for name in ("head/kernel", "blocks/q/bias"):

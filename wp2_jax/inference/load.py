@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from wp2_jax import sharding
 from wp2_jax.array_types import Params
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import trained
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.diffusion import pdd
@@ -100,23 +100,23 @@ def locate(directory: str | os.PathLike[str], mode: str) -> Source:
     directory = Path(directory).absolute()
     if not directory.is_dir():
         raise CheckpointError(f"there is no folder {directory}: give the workdir of `wp2 curriculum` or a stage in it")
-    if (directory / "checkpoints").is_dir():
+    if (directory / "checkpoints").is_dir() or trained.steps(directory):
         folder = directory
     else:
-        trained = [name for name in _stages_in(directory) if orbax_io.steps(directory / name / "checkpoints")]
-        fitting = [name for name in STAGES[mode] if name in trained]
+        there = _stages_in(directory)
+        fitting = [name for name in STAGES[mode] if name in there]
         if not fitting:
             raise CheckpointError(
                 f"mode {mode} needs one of the stages {', '.join(STAGES[mode])}, and {directory} has "
-                f"{', '.join(trained) or 'no trained stage'}; train it with `wp2 curriculum --workdir {directory}`"
-                f"{_modes_of(trained)}"
+                f"{', '.join(there) or 'no trained stage'}; train it with `wp2 curriculum --workdir {directory}`"
+                f"{_modes_of(there)}"
             )
         folder = directory / fitting[0]
     return _source(folder, mode)
 
 
 def _stages_in(directory: Path) -> list[str]:
-    return sorted(path.parent.name for path in directory.glob("*/checkpoints"))
+    return sorted(folder.name for folder in directory.iterdir() if trained.steps(folder))
 
 
 def _modes_of(stages: list[str]) -> str:
@@ -125,13 +125,12 @@ def _modes_of(stages: list[str]) -> str:
 
 
 def _source(folder: Path, mode: str) -> Source:
-    checkpoints = folder / "checkpoints"
-    steps = orbax_io.steps(checkpoints)
+    steps = trained.steps(folder)
     if not steps:
-        raise CheckpointError(f"{checkpoints} holds no whole checkpoint: the stage has not been trained yet")
-    config = orbax_io.load_metadata(checkpoints, steps[-1]).get("config")
+        raise CheckpointError(f"{folder}/checkpoints holds no whole checkpoint: the stage has not been trained yet")
+    config = trained.load_metadata(folder, steps[-1]).get("config")
     if not isinstance(config, Mapping) or "stage" not in config:
-        raise CheckpointError(f"{checkpoints}/{steps[-1]}: its metadata hold no config with a stage")
+        raise CheckpointError(f"{folder}, step {steps[-1]}: its metadata hold no config with a stage")
     stage = config["stage"]
     if stage not in STAGES[mode]:
         raise CheckpointError(
@@ -166,15 +165,14 @@ def load(
 
     def read(stage: str, role: str, shapes: Any, average: bool = True) -> Any:
         folder = source.folder if stage == source.stage else source.workdir / stage
-        checkpoints = folder / "checkpoints"
-        if not orbax_io.steps(checkpoints):
+        if not trained.steps(folder):
             raise CheckpointError(
-                f"{stage} gives the weights of the {role}, and {checkpoints} holds no checkpoint; train it with "
+                f"{stage} gives the weights of the {role}, and {folder} holds no checkpoint; train it with "
                 f"`wp2 curriculum --workdir {source.workdir}`, or copy that folder beside {source.folder}"
             )
         step = source.step if stage == source.stage else None
         abstract = shapes if mesh is None else sharding.abstract(shapes, rules, mesh)
-        return orbax_io.load_params(checkpoints, role, ema=average, step=step, abstract=abstract)
+        return trained.load_params(folder, role, ema=average, step=step, abstract=abstract)
 
     role = "student" if source.stage == "stable_forcing" else "experts"
     experts = read(source.stage, role, _expert_shapes(source), ema)

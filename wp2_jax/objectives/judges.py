@@ -37,10 +37,8 @@ def _blurred(pictures: jax.Array) -> jax.Array:
         pad = [(reach, reach) if index == axis else (0, 0) for index in range(pictures.ndim)]
         padded = jnp.pad(pictures, pad, mode="edge")
         size = pictures.shape[axis]
-        pictures = sum(
-            weight / sum(_BLUR) * jax.lax.slice_in_dim(padded, tap, tap + size, axis=axis)
-            for tap, weight in enumerate(_BLUR)
-        )
+        shifted = [jax.lax.slice_in_dim(padded, tap, tap + size, axis=axis) for tap in range(len(_BLUR))]
+        pictures = sum((w / sum(_BLUR) * x for w, x in zip(_BLUR, shifted, strict=True)), jnp.zeros_like(pictures))
     return pictures
 
 

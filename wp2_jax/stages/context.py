@@ -15,7 +15,7 @@ from data_pipelines import latents, loader, record, windows
 from data_pipelines.tfds_builder import Records
 from wp2_jax import sharding
 from wp2_jax.array_types import Params
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import trained
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.inference import condition, generate, world
 from wp2_jax.inference.load import TOKENIZER
@@ -60,13 +60,13 @@ class Context:
 
         Raises StageError that names the command to run where the stage has not been trained.
         """
-        folder = self.folder(stage) / "checkpoints"
-        if not folder.exists():
+        folder = self.folder(stage)
+        if not trained.steps(folder):
             raise StageError(
                 f"stage {self.stage} starts from {stage}, which is not in {self.workdir}: train it first, "
                 f"wp2 train --config experiments/NAME.py:{stage} --workdir {self.workdir}, or run wp2 curriculum"
             )
-        return orbax_io.load_params(folder, role, ema=ema)
+        return trained.load_params(folder, role, ema=ema)
 
     def place(self, tree: Params) -> Params:
         return sharding.place(tree, sharding.RULES, self.mesh)

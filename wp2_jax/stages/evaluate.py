@@ -117,7 +117,11 @@ def run(
     """Measure `checkpoints` by name on the held-out clips of a dataset; `folder` keeps the measuring networks.
 
     Returns the results and the accuracy of the measuring networks (empty where no measure needs them).
+
+    Raises MissingPackageError, before anything else, where a measure needs a package that is not there.
     """
+    if {"reconstruction", "revisit"} & set(settings.measures):
+        quality.require_lpips()
     train = functools.cache(lambda: judges.train(data, folder, chunk=settings.chunk, steps=judge_steps))
     evaluation = Evaluation(checkpoints, Records(data, "test"), settings, train, Results())
     for measure in settings.measures:

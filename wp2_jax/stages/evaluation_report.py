@@ -63,10 +63,7 @@ def write(results: Results, accuracy: Mapping[str, float], about: Mapping[str, A
     """
     output.mkdir(parents=True, exist_ok=True)
     values = {
-        measure: {
-            name: {column: dataclasses.asdict(value) for column, value in columns.items()}
-            for name, columns in names.items()
-        }
+        measure: {name: {column: _plain(value) for column, value in columns.items()} for name, columns in names.items()}
         for measure, names in results.values.items()
     }
     document = {"about": dict(about), "judges": dict(accuracy), "seconds": results.seconds, "measures": values}
@@ -107,6 +104,11 @@ def text(results: Results) -> str:
         for name, columns in names.items():
             lines += [f"{measure}/{name:16} {column:28} {value} (n={value.count})" for column, value in columns.items()]
     return "\n".join(lines)
+
+
+def _plain(value: Estimate) -> dict[str, float | int | None]:
+    """JSON has no NaN: what was not measured is null."""
+    return {name: number if value.count else None for name, number in dataclasses.asdict(value).items()}
 
 
 def _table(measure: str, names: Mapping[str, Mapping[str, Estimate]]) -> str:

@@ -17,7 +17,7 @@ from data_pipelines.loader import HeldOut, Loader, LoaderConfig
 from data_pipelines.tfds_builder import Records
 from wp2_jax import rng, sharding
 from wp2_jax.array_types import Params
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import trained
 from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
 from wp2_jax.models.judges import Judge
@@ -104,7 +104,7 @@ def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[s
         ),
     }
     camera = records["train"].settings["config"]["camera"]
-    trained, accuracy = {}, {}
+    networks, accuracy = {}, {}
     for name, (source, loss, count) in sources.items():
         shape = (1, count, camera["height"], camera["width"], 3)
         program = _program(loss, shape, steps[name])
@@ -120,9 +120,9 @@ def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[s
             record=seen,
             name=f"judge of {name}",
         )
-        trained[name] = orbax_io.load_params(folder / name / "checkpoints", "judge", ema=True)
+        networks[name] = trained.load_params(folder / name, "judge", ema=True)
         accuracy |= _accuracy(folder / name / "metrics.jsonl", name)
-    return Judges(trained["motion"], trained["changes"], speed, chunk, accuracy)
+    return Judges(networks["motion"], networks["changes"], speed, chunk, accuracy)
 
 
 def _program(loss: Any, shape: tuple[int, ...], steps: int) -> step.LossProgram:

@@ -5,7 +5,7 @@ import html
 import json
 from pathlib import Path
 
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import trained
 from wp2_jax.train import plots
 
 TITLES = {
@@ -94,8 +94,8 @@ def _section(folder: Path, stage: str) -> str:
     )
     for path in _newest_samples(folder / "samples"):
         parts.append(f"<p class='note'>{html.escape(path.stem)}</p>{_picture(path.read_bytes(), path.stem)}")
-    if orbax_io.steps(folder / "checkpoints"):
-        made = orbax_io.load_metadata(folder / "checkpoints").get("provenance", {})
+    if trained.steps(folder):
+        made = trained.load_metadata(folder).get("provenance", {})
         parts.append(f"<p class='note'>commit {html.escape(str(made.get('commit')))}, {made.get('devices')}</p>")
     return "".join([*parts, "</section>"])
 

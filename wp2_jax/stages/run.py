@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import trained
 from wp2_jax.stages import regression, report
 from wp2_jax.stages.context import Context
 from wp2_jax.stages.distillation import stable_forcing_stage
@@ -60,9 +60,8 @@ def train(experiment: configs.Experiment, workdir: Path) -> bool:
 
 
 def _finished(folder: Path, steps: int) -> bool:
-    """Whether the stage's newest checkpoint is its last: nothing has to be loaded to skip it."""
-    there = orbax_io.steps(folder / "checkpoints") if (folder / "checkpoints").exists() else []
-    return bool(there) and max(there) >= steps
+    """Whether the stage's newest checkpoint is its last, or its weights are packed: nothing is loaded to skip it."""
+    return trained.is_packed(folder) or max(trained.steps(folder), default=-1) >= steps
 
 
 def curriculum(spec: str, workdir: Path, overrides: Sequence[str] = ()) -> bool:
