@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from wp2_jax.models.convolution import fold
 
-_WIDTHS = (64, 96, 128, 160)
+_WIDTHS = (48, 64, 96, 128)
 _GROUPS = 8
 _HIDDEN = 256
 
@@ -28,7 +28,8 @@ class Judge(nn.Module):
         for index, features in enumerate(_WIDTHS):
             x = nn.Conv(features, (3, 3), strides=1 if index == 0 else 2, name=f"down_{index}")(x)
             x = nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_{index}")(x))
-            y = nn.Conv(features, (3, 3), name=f"conv_{index}")(x)
-            x = x + nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_conv_{index}")(y))
+            if index:
+                y = nn.Conv(features, (3, 3), name=f"conv_{index}")(x)
+                x = x + nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_conv_{index}")(y))
         x = nn.silu(nn.Dense(_HIDDEN, name="hidden")(x.reshape(batch, -1)))
         return nn.Dense(self.outputs, name="out")(x)

@@ -25,8 +25,8 @@ from wp2_jax.models.layers import call
 from wp2_jax.objectives import judges as objectives
 from wp2_jax.train import loop, optim, step
 
-STEPS = {"motion": 3000, "changes": 3000}
-_CLIPS, _RATE, _WARMUP, _DECAY = 16, 2e-3, 100, 0.99
+STEPS = {"motion": 3000, "changes": 2000}
+_CLIPS, _RATE, _WARMUP, _DECAY = 8, 2e-3, 100, 0.99
 _BATCH = 32
 
 
