@@ -13,18 +13,19 @@ import numpy as np
 
 from data_pipelines import wad
 
-# name -> (main colour, second colour of patterns)
+# name -> (main colour, second colour of patterns). The two are near: of patterns twice as strong the tiny autoencoder
+# gave back chequered walls 3 dB worse than plain ones.
 COLOURS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
-    "red": ((215, 40, 40), (120, 0, 0)),
-    "green": ((70, 190, 60), (20, 90, 20)),
-    "blue": ((60, 70, 235), (0, 0, 120)),
-    "yellow": ((240, 210, 60), (150, 110, 20)),
-    "purple": ((190, 40, 190), (90, 0, 90)),
-    "white": ((230, 230, 230), (130, 130, 130)),
-    "orange": ((235, 130, 40), (130, 60, 10)),
-    "brown": ((140, 100, 60), (70, 45, 25)),
-    "grey": ((120, 120, 120), (70, 70, 70)),
-    "dark": ((60, 60, 60), (30, 30, 30)),
+    "red": ((215, 40, 40), (168, 20, 20)),
+    "green": ((70, 190, 60), (45, 140, 40)),
+    "blue": ((60, 70, 235), (30, 35, 178)),
+    "yellow": ((240, 210, 60), (195, 160, 40)),
+    "purple": ((190, 40, 190), (140, 20, 140)),
+    "white": ((230, 230, 230), (180, 180, 180)),
+    "orange": ((235, 130, 40), (182, 95, 25)),
+    "brown": ((140, 100, 60), (105, 72, 42)),
+    "grey": ((120, 120, 120), (95, 95, 95)),
+    "dark": ((60, 60, 60), (45, 45, 45)),
 }
 PATTERNS = ("plain", "striped", "barred", "chequered", "diagonal", "framed")
 SHAPES = ("pillar", "ball", "crate", "cone", "gem", "barrel")

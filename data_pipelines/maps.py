@@ -20,6 +20,8 @@ THING_RADIUS = 20
 SOLID = -1
 LIGHT = 208
 _LIGHT_TAG, _DOOR_TAG = 2, 1
+# At scale 1 the engine draws a flat over 64 units; a pattern then repeats every 128 units of a wall, 256 of a floor.
+_WALL_SCALE, _FLOOR_SCALE = 0.5, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,7 @@ def textmap(world: Map) -> str:
     """The map in UDMF (namespace zdoom)."""
     vertices: dict[tuple[int, int], int] = {}
     lines, sides = [], []
+    wall_scale = "".join(f"scale{axis}_{part}={_WALL_SCALE};" for part in ("mid", "top") for axis in "xy")
 
     def vertex(point: tuple[int, int]) -> int:
         return vertices.setdefault(point, len(vertices))
@@ -196,7 +199,7 @@ def textmap(world: Map) -> str:
         middle = own if other == SOLID else "-"
         sides.append(
             f'sidedef{{sector={region};texturemiddle="{middle}";texturetop="{top}";texturebottom="{own}";'
-            f"offsetx={offset % art.FLAT_SIZE};}}"
+            f"offsetx={offset % art.FLAT_SIZE};{wall_scale}}}"
         )
         return len(sides) - 1
 
@@ -225,7 +228,8 @@ def textmap(world: Map) -> str:
         tag = _DOOR_TAG if index == world.door.region else _LIGHT_TAG
         sectors.append(
             f'sector{{heightfloor=0;heightceiling={region.height};texturefloor="{art.flat_name(*region.floor)}";'
-            f'textureceiling="{art.flat_name(*region.ceiling)}";lightlevel={LIGHT};id={tag};}}'
+            f'textureceiling="{art.flat_name(*region.ceiling)}";lightlevel={LIGHT};id={tag};'
+            f"xscalefloor={_FLOOR_SCALE};yscalefloor={_FLOOR_SCALE};}}"
         )
     points = [f"vertex{{x={x};y={y};}}" for x, y in vertices]
     return "\n".join(['namespace="zdoom";', *points, *lines, *sides, *sectors, *_thing_text(world), ""])

@@ -122,6 +122,7 @@ def test_a_sprite_reads_back():
 def test_colours_of_the_art_are_told_apart_in_the_games_palette():
     palette = wad.palette(game_wad())
     assert len({wad.nearest_index(palette, main) for main, _ in art.COLOURS.values()}) == len(art.COLOURS)
+    assert all(len({wad.nearest_index(palette, colour) for colour in pair}) == 2 for pair in art.COLOURS.values())
 
 
 def test_directions_of_a_latent_frame():
