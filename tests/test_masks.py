@@ -1,5 +1,7 @@
 """The attention masks, written out by hand."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -53,6 +55,16 @@ def test_prefill_mask_by_hand():
 def test_denoise_mask_by_hand():
     for chunks, line in ((0, ". . . . . . x x"), (1, "x x x x . . x x"), (2, "x x x x x x x x")):
         np.testing.assert_array_equal(masks.denoise(LAYOUT, jnp.int32(chunks), 2)[0], rows(f"{line}\n{line}"))
+
+
+def test_hidden_memory_leaves_the_temporal_part():
+    hidden = dataclasses.replace(LAYOUT, memory=False)
+    for chunks, line in ((0, ". . . . . . x x"), (1, ". x . . . . x x"), (2, ". x . . . . x x")):
+        np.testing.assert_array_equal(masks.denoise(hidden, jnp.int32(chunks), 2)[0], rows(f"{line}\n{line}"))
+    # The temporal part sees itself alone; the memory is kept up as always.
+    before, after = (masks.prefill(layout, jnp.int32(1), False, 2)[0] for layout in (LAYOUT, hidden))
+    np.testing.assert_array_equal(after[:2], before[:2])
+    np.testing.assert_array_equal(after[2:], rows(". x . . . ."))
 
 
 def test_bidirectional_mask_by_hand():

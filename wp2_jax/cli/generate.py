@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="DIR", help="workdir of a curriculum, or one stage's folder"
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="workdir of a curriculum, one stage's folder, or packed weights (default: the tiny weights that ship)",
     )
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="JSON file with the worlds to make")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for NAME.mp4 and NAME.png")
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from wp2_jax.inference import generate, load
     from wp2_jax.rng import drawn_seed
 
-    source = load.locate(args.checkpoint, args.mode)
+    source = load.locate(args.checkpoint or load.shipped(), args.mode)
     items = load_inputs(args.input, generate.input_options(source, args.yaw_degrees, args.pitch_degrees))
     generate.stream_spec(source, 1, args.steps)
     seed = generate.check_seed(drawn_seed(args.seed))

@@ -86,6 +86,14 @@ class Loaded:
         return self.source.mode
 
 
+def shipped() -> Path:
+    """The folder of the tiny world's weights that come with the package. CheckpointError where they are missing."""
+    folder = Path(__file__).parents[1] / "weights" / "tiny"
+    if not folder.is_dir():
+        raise CheckpointError(f"this installation has no weights in {folder}: give --checkpoint, or install it again")
+    return folder
+
+
 def locate(directory: str | os.PathLike[str], mode: str) -> Source:
     """Find the checkpoint for a mode ("bi", "ar" or "few_step") without reading weights.
 
