@@ -109,7 +109,7 @@ def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[s
         shape = (1, count, camera["height"], camera["width"], 3)
         program = _program(loss, shape, steps[name])
         settings = LoaderConfig(batch=_CLIPS)
-        loop.run(
+        result = loop.run(
             program,
             Loader(source["train"], settings),
             folder / name,
@@ -120,6 +120,9 @@ def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[s
             record=seen,
             name=f"judge of {name}",
         )
+        if result.stopped:
+            # The signal was meant for all of it, not for this network's training alone.
+            raise KeyboardInterrupt
         networks[name] = trained.load_params(folder / name, "judge", ema=True)
         accuracy |= _accuracy(folder / name / "metrics.jsonl", name)
     return Judges(networks["motion"], networks["changes"], speed, chunk, accuracy)
