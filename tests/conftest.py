@@ -22,6 +22,14 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Compiled programs hold memory maps (tests of Stable Forcing alone 16,000), and a process may have 65,530: past
+    that XLA crashes. What a later module needs again comes from the compilation cache."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of golden tensors; its README says what each one is."""

@@ -136,9 +136,9 @@ def test_an_evaluation_end_to_end(tmp_path, data):
     settings = evaluate.Settings(cases=2, drift_cases=1, drift_latents=16)
     with quick_compilation():
         loaded = evaluate.load(names)
-        steps = {"motion": 2, "changes": 2}
-        results, accuracy = evaluate.run(loaded, data, tmp_path / "judges", settings, judge_steps=steps)
-        again = judges.train(data, tmp_path / "judges", steps=steps)
+        smallest = judges.JudgeConfig(clips=8, maps=2, motion_steps=2, changes_steps=2)
+        results, accuracy = evaluate.run(loaded, data, tmp_path / "judges", settings, judge=smallest)
+        again = judges.train(data, tmp_path / "judges", smallest)
     assert again.accuracy == accuracy and 0 <= accuracy["motion/movement"] <= 1
     found = results.values
     assert set(found) == set(evaluate.MEASURES)

@@ -89,7 +89,7 @@ class Context:
                 },
             }
         )
-        with _bar("recording", "clip") as progress:
+        with progress_bar("recording", "clip") as progress:
             return Records(record.record(settings, directory, progress=progress), split)
 
     @functools.cached_property
@@ -122,7 +122,7 @@ class Context:
         if window:
             records = windows.Windows(records, window)
         folder = self.workdir / "latents" / (f"windows_{window}" if window else "clips")
-        with _bar(f"encoding {split}", "clip") as progress:
+        with progress_bar(f"encoding {split}", "clip") as progress:
             return latents.build(records, self.encoder, folder, progress=progress)
 
     def clips(self, split: str, frames: int, *, window: bool = False) -> loader.LatentClips:
@@ -156,7 +156,7 @@ class Context:
         return generate.encode_text(self.world, self.text_params, self.null_ids)
 
 
-class _bar:
+class progress_bar:
     """A progress bar that appears with the first report of unfinished work."""
 
     def __init__(self, what: str, unit: str):

@@ -112,7 +112,7 @@ def run(
     folder: str | Path,
     settings: Settings,
     *,
-    judge_steps: dict[str, int] | None = None,
+    judge: judges.JudgeConfig | None = None,
 ) -> tuple[Results, dict[str, float]]:
     """Measure `checkpoints` by name on the held-out clips of a dataset; `folder` keeps the measuring networks.
 
@@ -122,7 +122,7 @@ def run(
     """
     if {"reconstruction", "revisit"} & set(settings.measures):
         quality.require_lpips()
-    train = functools.cache(lambda: judges.train(data, folder, chunk=settings.chunk, steps=judge_steps))
+    train = functools.cache(lambda: judges.train(data, folder, judge or judges.JudgeConfig(), chunk=settings.chunk))
     evaluation = Evaluation(checkpoints, Records(data, "test"), settings, train, Results())
     for measure in settings.measures:
         began = time.monotonic()

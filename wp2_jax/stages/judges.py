@@ -14,6 +14,7 @@ import numpy as np
 
 from data_pipelines import events, judged
 from data_pipelines.loader import HeldOut, Loader, LoaderConfig
+from data_pipelines.record import RecordConfig, record
 from data_pipelines.tfds_builder import Records
 from wp2_jax import rng, sharding
 from wp2_jax.array_types import Params
@@ -23,9 +24,23 @@ from wp2_jax.evaluation import navigation
 from wp2_jax.models.judges import Judge
 from wp2_jax.models.layers import call
 from wp2_jax.objectives import judges as objectives
+from wp2_jax.stages.context import progress_bar
 from wp2_jax.train import loop, optim, step
 
-STEPS = {"motion": 3000, "changes": 2000}
+
+@dataclasses.dataclass(frozen=True)
+class JudgeConfig:
+    """How the networks are trained: on `clips` recordings of their own, on `maps` maps, for so many steps each."""
+
+    clips: int = 2400
+    maps: int = 200
+    latents: int = 24
+    event: float = 0.7
+    motion_steps: int = 3000
+    changes_steps: int = 3000
+    seed: int = 20_000
+
+
 _CLIPS, _RATE, _WARMUP, _DECAY = 8, 2e-3, 100, 0.99
 _BATCH = 32
 
@@ -75,22 +90,31 @@ def _apply(outputs: int, params: Params, pictures: np.ndarray) -> np.ndarray:
     return np.concatenate(results)
 
 
-def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[str, int] | None = None) -> Judges:
-    """Train both networks on the recordings in `data`, in `folder`; what is there is used, what is unfinished goes on.
+def train(data: str | Path, folder: str | Path, config: JudgeConfig = JudgeConfig(), *, chunk: int = 4) -> Judges:
+    """Train both networks in `folder` on recordings made for them as those of `data` were; what is there is used, what
+    is unfinished goes on. Their accuracy is measured on the held-out recordings of `data`.
 
     Raises:
-      ValueError: a dataset without held-out recordings, or one of another kind than the networks in `folder` saw.
+      ValueError: a dataset without held-out recordings, or of another kind than the networks in `folder` are for.
     """
-    records = {split: Records(data, split) for split in ("train", "test")}
-    motion = records["train"].settings["config"]["script"]["motion"]
-    speed = (chunk * motion["pitch_degrees"], chunk * motion["yaw_degrees"])
-    folder, steps = Path(folder), {**STEPS, **(steps or {})}
-    seen = {"fingerprint": records["train"].settings["fingerprint"], "chunk": chunk}
+    held_out = Records(data, "test")
+    theirs = RecordConfig.from_dict(held_out.settings["config"])
+    script = dataclasses.replace(theirs.script, latents=config.latents, event=config.event)
+    script = dataclasses.replace(script, navigation=1 - config.event, loop_closure=0.0)
+    own = dataclasses.replace(
+        theirs, seed=theirs.seed + config.seed, clips=config.clips, maps=config.maps, test_maps=0, script=script
+    )
+    folder = Path(folder)
+    seen = {"recordings": own.fingerprint, "held_out": held_out.settings["fingerprint"], "chunk": chunk}
     mark = folder / "data.json"
     if mark.exists() and json.loads(mark.read_text()) != seen:
-        raise ValueError(f"{folder} holds networks trained on other recordings than {data}: remove it")
+        raise ValueError(f"{folder} holds networks for other recordings than {data}, or of another size: remove it")
     folder.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps(seen))
+    with progress_bar("recording for the measuring networks", "clip") as progress:
+        records = {"train": Records(record(own, folder / "recordings", progress=progress), "train"), "test": held_out}
+    speed = (chunk * script.motion.pitch_degrees, chunk * script.motion.yaw_degrees)
+    steps = {"motion": config.motion_steps, "changes": config.changes_steps}
     sources = {
         "motion": (
             {split: judged.Motion(found, chunk) for split, found in records.items()},
@@ -103,10 +127,9 @@ def train(data: str | Path, folder: str | Path, *, chunk: int = 4, steps: dict[s
             len(event_measure.OFFSETS),
         ),
     }
-    camera = records["train"].settings["config"]["camera"]
     networks, accuracy = {}, {}
     for name, (source, loss, count) in sources.items():
-        shape = (1, count, camera["height"], camera["width"], 3)
+        shape = (1, count, own.camera.height, own.camera.width, 3)
         program = _program(loss, shape, steps[name])
         settings = LoaderConfig(batch=_CLIPS)
         result = loop.run(
