@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,11 @@ from wp2_jax.stages import cases, judges, memory_use, samples
 MEASURES = ("reconstruction", "navigation", "revisit", "memory", "events", "drift")
 RECORDED = "recorded"
 """Name of the column of the recordings themselves."""
+_SHEET_ROWS = 6
+_Video = tuple[int, cases.Case, Any]
+"""Number of the case, the case, its pictures uint8 [F, H, W, 3]."""
+_Gather = Callable[[Iterable[_Video]], dict[str, list]]
+"""Videos -> numbers of each case, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +85,10 @@ class Evaluation:
             raise ValueError(f"{self.records.directory}: no held-out clip of kind {kind}; record more with test_maps")
         return found
 
-    def made(self, column: str, loaded: Loaded, of: Sequence[cases.Case], what: str, **options):
-        """(seed, case, pictures) of every case and seed."""
+    def made(
+        self, column: str, loaded: Loaded, of: Sequence[cases.Case], what: str, **options: bool
+    ) -> Iterator[_Video]:
+        """The worlds of every case and seed."""
         total = self.settings.seeds * len(of)
         with tqdm(total=total, desc=f"{what}: {column}", unit="world", mininterval=1.0) as bar:
             for seed in range(self.settings.seeds):
@@ -88,6 +96,16 @@ class Evaluation:
                 for index, pictures in enumerate(worlds):
                     bar.update()
                     yield index, of[index], pictures
+
+    def measure(
+        self, name: str, of: Sequence[cases.Case], gather: Callable[[Iterable[_Video]], dict[str, list]]
+    ) -> None:
+        """`gather` over what was recorded, and over what each checkpoint makes of the same cases, with a sheet."""
+        self.results.add(name, RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+        for column, loaded in self.checkpoints.items():
+            kept: list[np.ndarray] = []
+            self.results.add(name, column, gather(_keep(self.made(column, loaded, of, name), kept, _SHEET_ROWS)))
+            self.results.sheets[f"{name}: {column}"] = _sheet(of, kept)
 
 
 def load(names: Sequence[str]) -> dict[str, Loaded]:
@@ -153,7 +171,7 @@ def _navigation(ev: Evaluation) -> None:
     judge, of = ev.judge(), ev.found("navigation")
     names = [field.name for field in dataclasses.fields(navigation.Score)]
 
-    def gather(videos) -> dict[str, list]:
+    def gather(videos: Iterable[_Video]) -> dict[str, list]:
         scores: dict[str, list[list[float]]] = {name: [[] for _ in of] for name in names}
         for index, case, pictures in videos:
             chunk = ev.settings.chunk
@@ -166,18 +184,14 @@ def _navigation(ev: Evaluation) -> None:
                 scores[name][index] += getattr(score, name)
         return dict(scores)
 
-    ev.results.add("navigation", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
-    for column, loaded in ev.checkpoints.items():
-        kept: list[np.ndarray] = []
-        ev.results.add("navigation", column, gather(_keep(ev.made(column, loaded, of, "navigation"), kept, 6)))
-        ev.results.sheets[f"navigation: {column}"] = _sheet(of, kept)
+    ev.measure("navigation", of, gather)
 
 
 def _revisit(ev: Evaluation) -> None:
     """Out and back: what is seen again looks the same; and what two views of a place share agrees."""
     of = ev.found("loop_closure")
 
-    def gather(videos) -> dict[str, list]:
+    def gather(videos: Iterable[_Video]) -> dict[str, list]:
         numbers: dict[str, list[list]] = {
             name: [[] for _ in of] for name in ("psnr", "ssim", "lpips", "consistency", "truth_psnr")
         }
@@ -186,14 +200,12 @@ def _revisit(ev: Evaluation) -> None:
             for name in ("psnr", "ssim", "lpips"):
                 numbers[name][index] += list(getattr(score, name))
             numbers["consistency"][index] += _consistency(case, pictures)
+            assert case.recorded is not None
             numbers["truth_psnr"][index] += list(quality.psnr(pictures[4::8], case.recorded[4::8]))
         return dict(numbers)
 
-    ev.results.add("revisit", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+    ev.measure("revisit", of, gather)
     for column, loaded in ev.checkpoints.items():
-        kept: list[np.ndarray] = []
-        ev.results.add("revisit", column, gather(_keep(ev.made(column, loaded, of, "revisit"), kept, 6)))
-        ev.results.sheets[f"revisit: {column}"] = _sheet(of, kept)
         if loaded.mode != "bi":
             emptied = ev.made(column, loaded, of, "revisit without memory", memory=False)
             ev.results.add("revisit", f"{column}, memory emptied", gather(emptied))
@@ -231,7 +243,7 @@ def _events(ev: Evaluation) -> None:
     of, begins = zip(*[(case, begin) for case, begin in zip(of, begins, strict=True) if begin], strict=True)
     kinds = recorded_events.KINDS
 
-    def gather(videos) -> dict[str, list]:
+    def gather(videos: Iterable[_Video]) -> dict[str, list]:
         right: dict[str, list[list[float]]] = {
             name: [[] for _ in of] for name in ("all", *recorded_events.KINDS_OF, *kinds[1:])
         }
@@ -243,11 +255,7 @@ def _events(ev: Evaluation) -> None:
                 right[name][index] += values
         return {name: values for name, values in right.items() if any(values)}
 
-    ev.results.add("events", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
-    for column, loaded in ev.checkpoints.items():
-        kept: list[np.ndarray] = []
-        ev.results.add("events", column, gather(_keep(ev.made(column, loaded, of, "events"), kept, 6)))
-        ev.results.sheets[f"events: {column}"] = _sheet(of, kept)
+    ev.measure("events", of, gather)
 
 
 def _drift(ev: Evaluation) -> None:
@@ -258,7 +266,7 @@ def _drift(ev: Evaluation) -> None:
         for case in ev.found("loop_closure", settings.drift_cases)
     ]
 
-    def gather(videos) -> dict[str, list]:
+    def gather(videos: Iterable[_Video]) -> dict[str, list]:
         names = ("sharpness", "saturation", "exposure", "contrast")
         numbers: dict[str, list[list[float]]] = {
             name: [[] for _ in of] for name in (*names, "collapsed", "border jump", "truth_psnr")
@@ -270,14 +278,11 @@ def _drift(ev: Evaluation) -> None:
             numbers["collapsed"][index].append(float(drift.collapsed(curves)))
             numbers["border jump"][index].append(drift.border_jump(pictures, settings.chunk))
             last = slice(-len(pictures) // 4, None, 8)
+            assert case.recorded is not None
             numbers["truth_psnr"][index] += list(quality.psnr(pictures[last], case.recorded[last]))
         return dict(numbers)
 
-    ev.results.add("drift", RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
-    for column, loaded in ev.checkpoints.items():
-        kept: list[np.ndarray] = []
-        ev.results.add("drift", column, gather(_keep(ev.made(column, loaded, of, "drift"), kept, 6)))
-        ev.results.sheets[f"drift: {column}"] = _sheet(of, kept)
+    ev.measure("drift", of, gather)
 
 
 _MEASURES: dict[str, Callable[[Evaluation], None]] = {
@@ -290,7 +295,7 @@ _MEASURES: dict[str, Callable[[Evaluation], None]] = {
 }
 
 
-def _keep(videos, kept: list[np.ndarray], count: int):
+def _keep(videos: Iterable[_Video], kept: list[np.ndarray], count: int) -> Iterator[_Video]:
     """Hands videos on and keeps the first few for the sheet."""
     for item in videos:
         if len(kept) < count:
