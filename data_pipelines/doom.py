@@ -34,7 +34,8 @@ EYE_HEIGHT = 41
 # The third-person camera hangs this high above the feet and this far behind; walls and ceilings pull it nearer.
 CHASE_DISTANCE, CHASE_HEIGHT, _CHASE_CLEARANCE = 110, 56, 5
 _BODY_HEIGHT = 56
-_RESET = ("r_visibility 8", "testfade 000000", "testcolor ffffff 0")
+# The light tables after a tint are not those of the start, even when the light is white again: every clip has had one.
+_RESET = ("r_visibility 8", "testfade 000000", "testcolor ff8080 0", "testcolor ffffff 0")
 
 
 @dataclasses.dataclass(frozen=True)

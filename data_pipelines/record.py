@@ -124,7 +124,7 @@ def record(
 
 def _remove_leftovers(directory: Path) -> None:
     """Folders of a writing that was interrupted."""
-    for path in (directory / SOURCE).glob("incomplete.*"):
+    for path in (directory / SOURCE).glob(f"{tfds_builder.INCOMPLETE}*"):
         shutil.rmtree(path)
 
 

@@ -5,13 +5,12 @@ A dataset is written under a temporary name and renamed when it is whole, so a f
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -19,7 +18,9 @@ import tensorflow_datasets as tfds
 from data_pipelines import schema
 
 Splits = Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]]
-_SETTINGS = "settings.json"
+# Of a folder whose writing has not ended.
+INCOMPLETE = "incomplete."
+_CLIPS_A_SHARD = 64
 
 
 def write(
@@ -33,39 +34,32 @@ def write(
 ) -> Path:
     """Write `splits` (name -> function that iterates over records, in order) as dataset `name` below `directory`.
 
-    Every record is validated; RecordError stops the writing and leaves no dataset. `settings` are kept with the
-    dataset. Returns the dataset's folder, directory/name/VERSION.
+    Records go to disk as they come, so that a dataset may be larger than memory. Every record is validated;
+    RecordError stops the writing and leaves no dataset. `settings` are kept with the dataset. Returns the dataset's
+    folder, directory/name/VERSION.
     """
-
-    class Clips(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version(schema.VERSION)
-        # Nothing is downloaded; looking for a checksum file would need a package that TFDS does not require.
-        url_infos: ClassVar[dict] = {}
-
-        def _info(self) -> tfds.core.DatasetInfo:
-            return tfds.core.DatasetInfo(
-                builder=self,
-                description=about,
-                features=schema.features(height, width),
-                disable_shuffling=True,
-                metadata=tfds.core.MetadataDict(settings=json.dumps(settings, sort_keys=True)),
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples(records) for split, records in splits.items()}
-
-        def _generate_examples(self, records):
-            for index, record in enumerate(records()):
+    target = directory / name / schema.VERSION
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=INCOMPLETE, dir=target.parent) as folder:
+        info = tfds.core.DatasetInfo(
+            builder=tfds.core.DatasetIdentity(name, tfds.core.Version(schema.VERSION), folder, __name__),
+            description=about,
+            features=schema.features(height, width),
+            disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(settings=json.dumps(settings, sort_keys=True)),
+        )
+        writer = tfds.core.SequentialWriter(info, _CLIPS_A_SHARD, file_format="array_record")
+        writer.initialize_splits(list(splits))
+        for split, records in splits.items():
+            for record in records():
                 schema.validate(record)
-                yield index, dict(record)
-
-    Clips.name = name
-    tfds.disable_progress_bar()
-    builder = Clips(data_dir=str(directory), file_format="array_record")
-    # TFDS prints about a download that does not happen and keeps a folder for it.
-    with tempfile.TemporaryDirectory() as nothing, contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare(download_dir=nothing)
-    return Path(builder.data_dir)
+                writer.add_examples({split: [dict(record)]})
+        writer.close_all()
+        # A temporary folder is its owner's alone; a dataset is as open as the folder that it is written to.
+        os.chmod(folder, target.parent.stat().st_mode & 0o777)
+        os.rename(folder, target)
+        Path(folder).mkdir()
+    return target
 
 
 def locate(directory: str | Path) -> Path:
@@ -76,7 +70,8 @@ def locate(directory: str | Path) -> Path:
     directory = Path(directory)
     if (directory / "dataset_info.json").is_file():
         return directory
-    found = sorted(path.parent for path in directory.glob("*/*/dataset_info.json") if "incomplete" not in str(path))
+    found = sorted(path.parent for path in directory.glob("*/*/dataset_info.json"))
+    found = [path for path in found if not path.name.startswith(INCOMPLETE)]
     found = found or sorted(path.parent for path in directory.glob("*/dataset_info.json"))
     if len(found) != 1:
         what = "no dataset" if not found else f"{len(found)} datasets ({', '.join(map(str, found))})"

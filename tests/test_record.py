@@ -195,6 +195,22 @@ def test_the_engine_answers_to_orders_and_lifts(tmp_path):
         np.testing.assert_array_equal(engine.shoot(pose).picture, before)
 
 
+def test_nothing_of_a_clip_is_left_in_the_next(tmp_path):
+    world = maps.generate(CONFIG.map_seed(1))
+    poses = [Pose(*_centre(world, room), heading) for room in range(4) for heading in range(0, 65536, 2048)]
+    tint, fog, gone = ("testcolor 8080ff 0",), ("testfade e0e0e0", "give Light160", "r_visibility 1"), ("give Hide1",)
+
+    def look(engine, orders=()):
+        engine.start(0, poses[0], False)
+        return np.stack([engine.shoot(pose, orders if index == 0 else ()).picture for index, pose in enumerate(poses)])
+
+    with Engine([world], tmp_path, CAMERA) as engine:
+        before = look(engine)
+        for orders in (tint, fog, gone):
+            assert (look(engine, orders) != before).any()
+            np.testing.assert_array_equal(look(engine), before, err_msg=str(orders))
+
+
 def _spoil(name, change):
     def spoil(r):
         r = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in r.items()}
