@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from motion import shift
 from PIL import Image
 from scipy import ndimage
 from tiny_world import quick_compilation
@@ -86,18 +87,6 @@ def test_an_unknown_stage_names_the_stages():
 
     with pytest.raises(ValueError, match="memory_1, memory_2"):
         config.load("experiments/tiny.py:memori")
-
-
-def shift(before, after, farthest=10):
-    """Pixels by which the content of picture `after` [H, W, 3] lies to the right of `before`: best match, blurred."""
-    before, after = (np.asarray(ndimage.gaussian_filter(picture, (1.5, 1.5, 0))) for picture in (before, after))
-    width = before.shape[1]
-
-    def error(pixels):
-        left, right = max(0, -pixels), max(0, pixels)
-        return np.square(before[:, left : width - right] - after[:, right : width - left]).mean()
-
-    return min(range(-farthest, farthest + 1), key=error)
 
 
 def test_shift_of_a_shifted_picture():

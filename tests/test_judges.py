@@ -130,6 +130,15 @@ def test_a_repeated_walk_shows_what_was_recorded_again_and_again(data):
         np.testing.assert_allclose(long.rows[1:23, :4].sum(0), 0, atol=1e-5)
 
 
+def test_one_command_from_a_start(data):
+    clip = cases.recorded(tfds_builder.Records(data, "test"), "navigation", 1, 4)[0]
+    left, up = (cases.commanded(clip, command, 8, 4, (5.0, 2.5)) for command in ("left", "up"))
+    np.testing.assert_array_equal(left.rows[:, 1], [0] + 7 * [-5])
+    np.testing.assert_array_equal(up.rows[:, 0], [0] + 7 * [2.5])
+    assert (left.rows[:, 4] == clip.rows[:, 4][:8]).all() and left.captions == 2 * clip.captions[:1]
+    assert left.recorded is None and left.image is clip.image
+
+
 def test_an_evaluation_end_to_end(tmp_path, data):
     workdir = random_workdir.write(tmp_path / "run", ("base", "stable_forcing"))
     names = [f"{workdir}:few_step", f"{workdir}:bi"]
@@ -152,7 +161,11 @@ def test_an_evaluation_end_to_end(tmp_path, data):
     assert "motion/movement" in page.read_text() and names[0] in page.read_text()
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
     assert stored["measures"]["revisit"]["psnr"][evaluate.RECORDED]["mean"] == recorded["psnr"]
-    assert list((tmp_path / "out").glob("navigation_*.png"))
+    assert list((tmp_path / "out").glob("navigation_*.png")) and len(list((tmp_path / "out").glob("drift_*.mp4"))) == 2
+    sheet = next(sheet for title, sheet in results.sheets.items() if "commands" in title and names[0] in title)
+    walks = cases.recorded(tfds_builder.Records(data, "test"), "navigation", 16, 4)
+    assert sheet.shape == (64 * len(walks), 64 * 9, 3)
+    np.testing.assert_array_equal(sheet[:64, :64], walks[0].image)
     assert "revisit/psnr" in evaluation_report.text(results)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_pipelines.loader import chunk_captions
 from data_pipelines.tfds_builder import Records
+from wp2_jax.controls import actions
 from wp2_jax.controls.geometry import picture_count
 from wp2_jax.inference import generate, video
 from wp2_jax.inference.load import Loaded
@@ -71,6 +72,23 @@ def repeated(case: Case, latents: int, chunk: int) -> Case:
         captions=(case.captions[0],) * (latents // chunk),
         recorded=np.concatenate([case.recorded[:1], case.recorded[pictures]]),
     )
+
+
+COMMANDS = ("w", "s", "a", "d", "left", "right", "up", "down")
+
+
+def commanded(case: Case, command: str, latents: int, chunk: int, speeds: tuple[float, float]) -> Case:
+    """The start of `case` under one command of the action strings for `latents` latent frames, with its first caption.
+
+    `speeds`: degrees of yaw and pitch a latent frame.
+    """
+    perspective = "fps" if case.rows[0, actions.PERSPECTIVE] else "tps"
+    yaw, pitch = speeds
+    rows = actions.parse_actions(
+        f"{command}-{latents}", perspective, yaw_rotation_speed_deg=yaw, pitch_rotation_speed_deg=pitch
+    )
+    captions = (case.captions[0],) * (latents // chunk)
+    return dataclasses.replace(case, rows=rows, captions=captions, recorded=None, record=None)
 
 
 def _captions(record: dict[str, Any], frames: int, chunk: int) -> tuple[str, ...]:

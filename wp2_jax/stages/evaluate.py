@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from data_pipelines import events as recorded_events
 from data_pipelines.judged import event_begins
+from data_pipelines.record import RecordConfig
 from data_pipelines.tfds_builder import Records
 from wp2_jax.evaluation import drift, events, navigation, quality, revisit
 from wp2_jax.evaluation.statistics import Estimate, estimate
@@ -26,6 +27,7 @@ MEASURES = ("reconstruction", "navigation", "revisit", "memory", "events", "drif
 RECORDED = "recorded"
 """Name of the column of the recordings themselves."""
 _SHEET_ROWS = 6
+_COMMANDED_WORLDS, _COMMANDED_LATENTS = 16, 12
 _Video = tuple[int, cases.Case, Any]
 """Number of the case, the case, its pictures uint8 [F, H, W, 3]."""
 _Gather = Callable[[Iterable[_Video]], dict[str, list]]
@@ -56,10 +58,12 @@ class Settings:
 
 @dataclasses.dataclass
 class Results:
-    """values[measure][name][column] with a column a checkpoint and RECORDED; sheets: pictures to look at by name."""
+    """values[measure][name][column] with a column a checkpoint and RECORDED. To look at, by a name that begins with the
+    measure and a colon: sheets (a picture each) and videos, uint8."""
 
     values: dict[str, dict[str, dict[str, Estimate]]] = dataclasses.field(default_factory=dict)
     sheets: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    videos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, measure: str, column: str, numbers: dict[str, list]) -> None:
@@ -98,14 +102,24 @@ class Evaluation:
                     yield index, of[index], pictures
 
     def measure(
-        self, name: str, of: Sequence[cases.Case], gather: Callable[[Iterable[_Video]], dict[str, list]]
+        self,
+        name: str,
+        of: Sequence[cases.Case],
+        gather: Callable[[Iterable[_Video]], dict[str, list]],
+        film: bool = False,
     ) -> None:
-        """`gather` over what was recorded, and over what each checkpoint makes of the same cases, with a sheet."""
+        """`gather` over what was recorded, and over what each checkpoint makes of the same cases, with a sheet.
+
+        With `film` the first case's video is kept, the recording on its left.
+        """
         self.results.add(name, RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
         for column, loaded in self.checkpoints.items():
             kept: list[np.ndarray] = []
             self.results.add(name, column, gather(_keep(self.made(column, loaded, of, name), kept, _SHEET_ROWS)))
-            self.results.sheets[f"{name}: {column}"] = _sheet(of, kept)
+            self.results.sheets[f"{name}: {column} (recordings above)"] = _sheet(of, kept)
+            if film and of[0].recorded is not None:
+                both = np.concatenate([of[0].recorded, kept[0]], axis=2)
+                self.results.videos[f"{name}: {column} (recording on the left)"] = both
 
 
 def load(names: Sequence[str]) -> dict[str, Loaded]:
@@ -185,6 +199,28 @@ def _navigation(ev: Evaluation) -> None:
         return dict(scores)
 
     ev.measure("navigation", of, gather)
+    for column, loaded in ev.checkpoints.items():
+        name = f"navigation: commands: {column} (start, then the end of {', '.join(cases.COMMANDS)})"
+        ev.results.sheets[name] = _commands(ev, column, loaded)
+
+
+def _commands(ev: Evaluation, column: str, loaded: Loaded) -> np.ndarray:
+    """A row a start picture: it, and the last picture under each command."""
+    starts = ev.found("navigation", _COMMANDED_WORLDS)
+    motion = RecordConfig.from_dict(ev.records.settings["config"]).script.motion
+    speeds = (motion.yaw_degrees, motion.pitch_degrees)
+    told = [
+        cases.commanded(case, command, _COMMANDED_LATENTS, ev.settings.chunk, speeds)
+        for case in starts
+        for command in cases.COMMANDS
+    ]
+    last = [pictures[-1] for _, _, pictures in ev.made(column, loaded, told, "commands")][: len(told)]
+    return np.concatenate(
+        [
+            np.concatenate([case.image, *last[row * len(cases.COMMANDS) :][: len(cases.COMMANDS)]], axis=1)
+            for row, case in enumerate(starts)
+        ]
+    )
 
 
 def _revisit(ev: Evaluation) -> None:
@@ -282,7 +318,7 @@ def _drift(ev: Evaluation) -> None:
             numbers["truth_psnr"][index] += list(quality.psnr(pictures[last], case.recorded[last]))
         return dict(numbers)
 
-    ev.measure("drift", of, gather)
+    ev.measure("drift", of, gather, film=True)
 
 
 _MEASURES: dict[str, Callable[[Evaluation], None]] = {

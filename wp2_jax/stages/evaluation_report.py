@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from wp2_jax.evaluation.statistics import Estimate
+from wp2_jax.inference import video
 from wp2_jax.stages.evaluate import RECORDED, Results
 from wp2_jax.stages.report import STYLE
 
@@ -57,7 +58,7 @@ _ARROWS = {"+": "&uarr;", "-": "&darr;", "1": "&rarr; 1", "": ""}
 
 
 def write(results: Results, accuracy: Mapping[str, float], about: Mapping[str, Any], output: Path) -> Path:
-    """Writes output/report.json, output/report.html and the sheets as PNG; returns the page's path.
+    """Writes output/report.json, output/report.html, the sheets as PNG and the videos as MP4; returns the page's path.
 
     `accuracy` of the measuring networks; `about`: what was evaluated, JSON.
     """
@@ -81,12 +82,18 @@ def write(results: Results, accuracy: Mapping[str, float], about: Mapping[str, A
             if title.startswith(f"{measure}: "):
                 file = io.BytesIO()
                 Image.fromarray(sheet).save(file, "PNG")
-                (output / f"{title.replace(': ', '_').replace('/', '-')}.png").write_bytes(file.getvalue())
+                (output / f"{_file_name(title)}.png").write_bytes(file.getvalue())
                 data = base64.b64encode(file.getvalue()).decode()
                 parts.append(
-                    f"<p class='note'>{html.escape(title)} (recordings above)</p>"
+                    f"<p class='note'>{html.escape(title)}</p>"
                     f"<p><img alt='{html.escape(title)}' src='data:image/png;base64,{data}'></p>"
                 )
+        for title, pictures in results.videos.items():
+            if title.startswith(f"{measure}: "):
+                name = f"{_file_name(title)}.mp4"
+                with video.mp4(output / name, *pictures.shape[1:3]) as file:
+                    file.write(pictures)
+                parts.append(f"<p class='note'>{html.escape(title)}</p><p><video controls src='{name}'></video></p>")
         parts.append("</section>")
     path = output / "report.html"
     page = (
@@ -104,6 +111,12 @@ def text(results: Results) -> str:
         for name, columns in names.items():
             lines += [f"{measure}/{name:16} {column:28} {value} (n={value.count})" for column, value in columns.items()]
     return "\n".join(lines)
+
+
+def _file_name(title: str) -> str:
+    """What comes before the first parenthesis, without what a path or an address would take for its own."""
+    kept = title.split(" (")[0]
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in kept).strip("_")
 
 
 def _plain(value: Estimate) -> dict[str, float | int | None]:

@@ -74,14 +74,15 @@ def _seconds(metrics: Path) -> float:
 
 
 def _videos(workdir: Path) -> list[str]:
-    """Generated videos in workdir/generated, shown from beside the page, and their contact sheets."""
-    parts = []
-    for path in sorted((workdir / "generated").glob("*.mp4")):
+    """Generated videos anywhere in workdir/generated, shown from beside the page, and their contact sheets."""
+    parts, folder = [], workdir / "generated"
+    for path in sorted(folder.rglob("*.mp4")):
         source = html.escape(path.relative_to(workdir).as_posix())
+        name = html.escape(path.relative_to(folder).with_suffix("").as_posix())
         sheet = path.with_suffix(".png")
-        shown = _picture(sheet.read_bytes(), f"contact sheet of {path.stem}") if sheet.exists() else ""
+        shown = _picture(sheet.read_bytes(), f"contact sheet of {name}") if sheet.exists() else ""
         parts.append(
-            f"<section><h2>{html.escape(path.stem)}</h2>"
+            f"<section><h2>{name}</h2>"
             f"<video controls loop muted src='{source}'></video>{shown}</section>"
         )
     return parts
