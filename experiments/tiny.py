@@ -16,8 +16,8 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 # Of each stage: steps of the full tiny recipe and of the quick one, then their learning rates.
 STEPS = {
     "autoencoder": (1200, 100),
-    "base": (800, 120),
-    "action": (5000, 1600),
+    "base": (600, 120),
+    "action": (4800, 1600),
     "memory_1": (200, 30),
     "memory_2": (3000, 300),
     "teacher_forcing": (1200, 400),
@@ -65,6 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
             num_layers=4,
             ffn_dim=512,
             freq_dim=256,
+            patch=1,
             text_dim=64,
             text_len=64,
             memory=memory,
@@ -116,7 +117,7 @@ OBJECTIVES = {
 
 def _quick(c: Any) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
-    c.model.update(dict(num_layers=3, ffn_dim=384, unroll=3 if c.stage == "action" else 1))
+    c.model.update(dict(num_layers=3, ffn_dim=384, patch=2, unroll=3 if c.stage == "action" else 1))
     c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
     c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
     c.train.update(dict(sample_every=10**6, checkpoint_every=1000, evaluate_batches=2))

@@ -16,6 +16,7 @@ from data_pipelines.script import ScriptConfig
 from wp2_jax import cli
 from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
+from wp2_jax.models import judges as networks
 from wp2_jax.objectives import judges as objectives
 from wp2_jax.stages import cases, evaluate, evaluation_report, judges
 
@@ -73,6 +74,15 @@ def test_change_samples_begin_where_the_pictures_change(records):
                 jump = np.abs(pictures[begin + 3] - pictures[begin - 1]).mean()
                 assert jump > 3 * np.abs(pictures[begin - 1] - pictures[max(0, begin - 3)]).mean(), (clip["id"], begin)
     assert len(seen) > 2
+
+
+def test_matching_finds_where_a_picture_went():
+    before = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32, 32, 3)), jnp.float32)
+    for down, across in ((0, 0), (1, -3), (-2, 4)):
+        found = networks.distances(before, jnp.roll(before, (down, across), (2, 3)))
+        best = np.asarray(networks.DISPLACEMENTS)[np.asarray(found[:, :, 6:-6, 6:-6].argmin(-1))]
+        assert (best == (down, across)).all()
+    np.testing.assert_allclose(networks.distances(before, before + 0.5)[0, 0, 9:20, 9:20, 22], 0.25, rtol=1e-4)
 
 
 class Reader:

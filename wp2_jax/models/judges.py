@@ -1,9 +1,13 @@
 """Networks that look at generated pictures and say what happened in them; trained on recorded clips, used to measure.
 
-Both see a few pictures at once, stacked along the channels, through the same trunk.
+Both see a few pictures at once. `ChangeJudge` sees them stacked along the channels; `MotionJudge` is told which parts
+of one picture match which of another, because from stacked pictures alone it learned no motion in 3000 steps.
 """
 
+import itertools
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from wp2_jax.models.convolution import fold
@@ -11,25 +15,72 @@ from wp2_jax.models.convolution import fold
 _WIDTHS = (48, 64, 96, 128)
 _GROUPS = 8
 _HIDDEN = 256
+# Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
+_APART, _REACH, _FEATURES = 2, (2, 4), 16
+DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in _REACH)))
+"""(down, across) in pixels of the halved picture."""
 
 
-class Judge(nn.Module):
-    """Pictures [B, P, H, W, 3] in [-1, 1] -> [B, outputs]; H and W divide by 16."""
+class Trunk(nn.Module):
+    """[B, H, W, C] -> [B, outputs]; H and W divide by 8."""
 
     outputs: int
 
     @nn.compact
-    def __call__(self, pictures: jnp.ndarray) -> jnp.ndarray:
-        batch, count, height, width, colours = pictures.shape
-        if height % 16 or width % 16:
-            raise ValueError(f"pictures of {height}x{width}: height and width must divide by 16")
-        stacked = pictures.transpose(0, 2, 3, 1, 4).reshape(batch, 1, height, width, count * colours)
-        x = fold(stacked, 2)[:, 0]
+    def __call__(self, x: jax.Array) -> jax.Array:
         for index, features in enumerate(_WIDTHS):
             x = nn.Conv(features, (3, 3), strides=1 if index == 0 else 2, name=f"down_{index}")(x)
             x = nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_{index}")(x))
             if index:
                 y = nn.Conv(features, (3, 3), name=f"conv_{index}")(x)
                 x = x + nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_conv_{index}")(y))
-        x = nn.silu(nn.Dense(_HIDDEN, name="hidden")(x.reshape(batch, -1)))
+        x = nn.silu(nn.Dense(_HIDDEN, name="hidden")(x.reshape(len(x), -1)))
         return nn.Dense(self.outputs, name="out")(x)
+
+
+class ChangeJudge(Trunk):
+    """Pictures [B, P, H, W, 3] in [-1, 1] -> [B, outputs]; H and W divide by 16."""
+
+    def __call__(self, pictures: jax.Array) -> jax.Array:
+        _check(pictures)
+        batch, count, height, width, colours = pictures.shape
+        stacked = pictures.transpose(0, 2, 3, 1, 4).reshape(batch, 1, height, width, count * colours)
+        return super().__call__(fold(stacked, 2)[:, 0])
+
+
+class MotionJudge(nn.Module):
+    """Pictures [B, P, H, W, 3] in [-1, 1], P odd -> [B, outputs]; H and W divide by 16."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, pictures: jax.Array) -> jax.Array:
+        _check(pictures)
+        batch, count, height, width, colours = pictures.shape
+        x = pictures.reshape(batch, count, height // 2, 2, width // 2, 2, colours).mean((3, 5))[:, ::_APART]
+        x = jnp.concatenate([x, nn.Conv(_FEATURES, (3, 3), name="features")(x)], -1)
+        sharpness = self.param("sharpness", nn.initializers.constant(10.0), ())
+        found = nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:]))
+        stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height // 2, width // 2, -1)
+        return Trunk(self.outputs, name="trunk")(stacked)
+
+
+def distances(before: jax.Array, after: jax.Array) -> jax.Array:
+    """[B, N, H, W, C] twice -> [B, N, H, W, D]: mean squared distance of each place, with its neighbours, to the place
+    of `after` that lies one of `DISPLACEMENTS` away; beyond the border its edge is repeated."""
+    down, across = _REACH
+    height, width = before.shape[2:4]
+    padded = jnp.pad(after, ((0, 0), (0, 0), (down, down), (across, across), (0, 0)), mode="edge")
+    found = [
+        jnp.square(before - padded[:, :, down + dy : down + dy + height, across + dx : across + dx + width]).mean(-1)
+        for dy, dx in DISPLACEMENTS
+    ]
+    stacked = jnp.stack(found, -1)
+    window = (1, 1, 3, 3, 1)
+    return jax.lax.reduce_window(stacked, 0.0, jax.lax.add, window, (1,) * 5, "SAME") / 9
+
+
+def _check(pictures: jax.Array) -> None:
+    height, width = pictures.shape[2:4]
+    if height % 16 or width % 16:
+        raise ValueError(f"pictures of {height}x{width}: height and width must divide by 16")

@@ -4,12 +4,12 @@ Pictures are blurred, brightened and made noisy at random, so that a network see
 small world model's. Recorded motion gives three more samples for nothing: its mirror image, its reverse, and both.
 """
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from wp2_jax.array_types import Batch, Metrics, Params, PRNGKey, Scalar
-from wp2_jax.models.judges import Judge
 from wp2_jax.models.layers import call
 from wp2_jax.rng import fold
 
@@ -43,7 +43,14 @@ def _blurred(pictures: jax.Array) -> jax.Array:
 
 
 def motion_loss(
-    params: Params, batch: Batch, frozen: dict, key: PRNGKey, *, model: Judge, speed: tuple[float, float], train: bool
+    params: Params,
+    batch: Batch,
+    frozen: dict,
+    key: PRNGKey,
+    *,
+    model: nn.Module,
+    speed: tuple[float, float],
+    train: bool,
 ) -> tuple[Scalar, Metrics]:
     """Rotation by least squares in units of `speed` (pitch, yaw degrees of a chunk at full speed), movement by cross
     entropy where it does not change within the chunk. params {"judge": tree}; batch of data_pipelines.judged.Motion.
@@ -79,7 +86,7 @@ def motion_loss(
 
 
 def change_loss(
-    params: Params, batch: Batch, frozen: dict, key: PRNGKey, *, model: Judge, train: bool
+    params: Params, batch: Batch, frozen: dict, key: PRNGKey, *, model: nn.Module, train: bool
 ) -> tuple[Scalar, Metrics]:
     """Cross entropy of the kind of event that begins; batch of data_pipelines.judged.Changes.
 

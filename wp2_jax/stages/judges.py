@@ -21,7 +21,7 @@ from wp2_jax.array_types import Params
 from wp2_jax.checkpoints import trained
 from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
-from wp2_jax.models.judges import Judge
+from wp2_jax.models.judges import ChangeJudge, MotionJudge, Trunk
 from wp2_jax.models.layers import call
 from wp2_jax.objectives import judges as objectives
 from wp2_jax.stages.context import progress_bar
@@ -41,6 +41,7 @@ class JudgeConfig:
     seed: int = 20_000
 
 
+_MOTION, _CHANGES = MotionJudge(2 + objectives.MOVEMENTS), ChangeJudge(len(events.KINDS))
 _CLIPS, _RATE, _WARMUP, _DECAY = 8, 2e-3, 100, 0.99
 _BATCH = 32
 
@@ -60,7 +61,7 @@ class Judges:
         latents = (len(pictures) - 1) // 4 + 1
         places = [navigation.pictures_of(i, self.chunk) for i in navigation.chunks_of(latents, self.chunk)]
         shown = np.stack([pictures[place][:: judged.EVERY] for place in places])
-        out = _apply(2 + objectives.MOVEMENTS, self.motion, shown)
+        out = _apply(_MOTION, self.motion, shown)
         rotation = out[:, :2] * np.asarray(self.speed)
         return [
             navigation.Recovered((float(r[0]), float(r[1])), int(m))
@@ -72,21 +73,21 @@ class Judges:
         if not begins:
             return []
         shown = np.stack([pictures[event_measure.pictures_of(begin, len(pictures))] for begin in begins])
-        return [int(kind) for kind in _apply(len(events.KINDS), self.changes, shown).argmax(-1)]
+        return [int(kind) for kind in _apply(_CHANGES, self.changes, shown).argmax(-1)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(outputs: int, params: Params, pictures: jax.Array) -> jax.Array:
-    return call(Judge(outputs), params, "__call__", pictures.astype(np.float32) / 127.5 - 1)
+def _forward(model: Trunk | MotionJudge, params: Params, pictures: jax.Array) -> jax.Array:
+    return call(model, params, "__call__", pictures.astype(np.float32) / 127.5 - 1)
 
 
-def _apply(outputs: int, params: Params, pictures: np.ndarray) -> np.ndarray:
+def _apply(model: Trunk | MotionJudge, params: Params, pictures: np.ndarray) -> np.ndarray:
     """Any number of samples through one compiled shape."""
     results = []
     for first in range(0, len(pictures), _BATCH):
         part = pictures[first : first + _BATCH]
         padding = np.zeros((_BATCH - len(part), *part.shape[1:]), part.dtype)
-        results.append(np.asarray(_forward(outputs, params, np.concatenate([part, padding])))[: len(part)])
+        results.append(np.asarray(_forward(model, params, np.concatenate([part, padding])))[: len(part)])
     return np.concatenate(results)
 
 
@@ -118,12 +119,12 @@ def train(data: str | Path, folder: str | Path, config: JudgeConfig = JudgeConfi
     sources = {
         "motion": (
             {split: judged.Motion(found, chunk) for split, found in records.items()},
-            functools.partial(objectives.motion_loss, model=Judge(2 + objectives.MOVEMENTS), speed=speed),
+            functools.partial(objectives.motion_loss, model=_MOTION, speed=speed),
             judged.motion_pictures(chunk),
         ),
         "changes": (
             {split: judged.Changes(found, event_measure.OFFSETS) for split, found in records.items()},
-            functools.partial(objectives.change_loss, model=Judge(len(events.KINDS))),
+            functools.partial(objectives.change_loss, model=_CHANGES),
             len(event_measure.OFFSETS),
         ),
     }
@@ -152,7 +153,7 @@ def train(data: str | Path, folder: str | Path, config: JudgeConfig = JudgeConfi
 
 
 def _program(loss: Any, shape: tuple[int, ...], steps: int) -> step.LossProgram:
-    model: Judge = loss.keywords["model"]
+    model = loss.keywords["model"]
 
     def init(key: jax.Array, given: dict) -> Params:
         return {"judge": model.init(rng.fold(key, "judge"), np.zeros(shape, np.float32))["params"]}

@@ -81,10 +81,7 @@ def _videos(workdir: Path) -> list[str]:
         name = html.escape(path.relative_to(folder).with_suffix("").as_posix())
         sheet = path.with_suffix(".png")
         shown = _picture(sheet.read_bytes(), f"contact sheet of {name}") if sheet.exists() else ""
-        parts.append(
-            f"<section><h2>{name}</h2>"
-            f"<video controls loop muted src='{source}'></video>{shown}</section>"
-        )
+        parts.append(f"<section><h2>{name}</h2><video controls loop muted src='{source}'></video>{shown}</section>")
     return parts
 
 
