@@ -56,7 +56,8 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     c.world.update(dict(guidance=(1.5,), intervals=(128,), blocks=(4,), pdd_shift=7.0, text_len=64))
     c.world.negative_prompt = "nothing"
-    memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), attention_heads=4)
+    # Four latents a side in a memory token, as many as the low-resolution twin has in one of its.
+    memory = dict(widths=(32, 32, 64, 64, 96, 96, 96), spatial_down=(1, 1, 0, 0, 0, 0), attention_heads=4)
     # Unrolled layers compile longer and run faster: it pays where a program runs thousands of times.
     c.model = ConfigDict(
         dict(
@@ -118,7 +119,7 @@ OBJECTIVES = {
 def _quick(c: Any) -> None:
     """Smaller and shorter: the whole curriculum in minutes."""
     c.model.update(dict(num_layers=3, ffn_dim=384, patch=2, unroll=3 if c.stage == "action" else 1))
-    c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48)))
+    c.model.memory.update(dict(widths=(16, 16, 32, 32, 48, 48, 48), spatial_down=(1, 1, 1, 0, 0, 0)))
     c.data.update(dict(clips=200, maps=20, test_maps=2, latents=24))
     c.train.update(dict(sample_every=10**6, checkpoint_every=1000, evaluate_batches=2))
     c.train.update(dict(evaluate_every=max(1, c.train.steps // 6), log_every=max(1, c.train.steps // 60)))
