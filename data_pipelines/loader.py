@@ -151,13 +151,16 @@ def stack(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class HeldOut:
     """The batches of a test split, in order, the same every time it is gone through.
 
-    Whole batches only, but at least one: a split smaller than a batch is repeated to fill it. `limit`: at most so many.
+    Whole batches only, but at least one: a split smaller than a batch is repeated to fill it. `limit`: at most so many,
+    of samples spread evenly over the split.
     """
 
     def __init__(self, source: Source, config: LoaderConfig, process: int = 0, processes: int = 1, limit: int = 0):
+        self._count = max(1, len(source) // config.batch)
+        if limit and limit < self._count:
+            self._count = limit
+            source = _Spread(source, limit * config.batch)
         self._arguments = (source, dataclasses.replace(config, shuffle=False), process, processes)
-        whole = max(1, len(source) // config.batch)
-        self._count = min(whole, limit) if limit else whole
 
     def __len__(self) -> int:
         return self._count
@@ -165,6 +168,22 @@ class HeldOut:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         loader = Loader(*self._arguments)
         return (next(loader) for _ in range(self._count))
+
+
+class _Spread:
+    """`count` samples of a source, evenly spread over it."""
+
+    def __init__(self, source: Source, count: int):
+        self._source, self._index = source, np.linspace(0, len(source) - 1, count).round().astype(int)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def name(self, index: int) -> str:
+        return self._source.name(int(self._index[index]))
+
+    def sample(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return self._source.sample(int(self._index[index]), rng)
 
 
 class LatentClips:

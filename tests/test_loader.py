@@ -360,6 +360,8 @@ def test_held_out_batches_are_the_same_every_time(dataset):
     assert len(held_out) == len(first) == 1 and first[0]["key"] == ["clip-10", "clip-11"]
     filled = loader.HeldOut(source, loader.LoaderConfig(batch=4))
     assert [batch["key"] for batch in filled] == [["clip-10", "clip-11", "clip-12", "clip-10"]]
+    spread = loader.HeldOut(source, loader.LoaderConfig(batch=1), limit=2)
+    assert [batch["key"] for batch in spread] == [["clip-10"], ["clip-12"]]
 
 
 def test_a_missing_split_names_those_there_are(dataset):

@@ -139,7 +139,7 @@ def autoencoder_stage(context: Context) -> Setup:
         # The same for every process, and past unreadable clips, as batches are.
         count = min(len(windows["train"]), SHORTCUT_WINDOWS)
         settings = LoaderConfig(batch=count, seed=config.seed, ahead=0)
-        return {"video": next(iter(HeldOut(windows["train"], settings)))["video"]}
+        return {"video": next(iter(HeldOut(windows["train"], settings, limit=1)))["video"]}
 
     program = loss_program(
         context,
