@@ -20,6 +20,7 @@ from wp2_jax.controls.images import load_image
 from wp2_jax.controls.inputs import load_inputs
 from wp2_jax.diffusion import pdd
 from wp2_jax.inference import condition, generate, load, video
+from wp2_jax.inference.world import from_config
 from wp2_jax.models import autoencoder
 
 EXAMPLE = Path(__file__).parent.parent / "launch" / "example" / "input.json"
@@ -306,3 +307,9 @@ def test_conditioning_settles(kind):
     assert np.abs(latents[:, :4] - last).max() > 0.01
     for later in range(chunks, chunks + 4):
         np.testing.assert_allclose(latents[:, 4 * later : 4 * (later + 1)], last, atol=1e-6)
+
+
+def test_a_memory_that_does_not_fit_its_twin_is_named():
+    sizes = config("base")
+    with pytest.raises(ValueError, match=r"8 latents a side of a memory token, the low-resolution twin has 4"):
+        from_config({**sizes, "model": {**sizes["model"], "patch": 1}})

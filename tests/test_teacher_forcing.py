@@ -33,6 +33,8 @@ CHUNKS = 4
 FRAMES = CHUNKS * CHUNK
 CLIP = max(HISTORIES) + FRAMES
 HEIGHT, WIDTH = 8, 16
+# A token a latent; a memory token is as wide as one of the low-resolution twin.
+ONE_LATENT = dataclasses.replace(CONFIG, patch=1, memory=dataclasses.replace(CONFIG.memory, spatial_down=(1, 1, 0)))
 
 
 def _clip_and_contexts():
@@ -53,70 +55,73 @@ def _part(x, first, count):
     return jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
 
 
-def _still(params, clip, frame: jax.Array, caption):
+def _still(model, params, clip, frame: jax.Array, caption):
     latents, y, actions = (passes.take_frames(a, frame) for a in (clip.latents, clip.y, clip.actions))
-    return passes.full_frames(VELOCITY, params, latents, y, jnp.zeros((1, 1)), actions, frame, caption)
+    return passes.full_frames(model, params, latents, y, jnp.zeros((1, 1)), actions, frame, caption)
 
 
-@functools.partial(jax.jit, static_argnames="sink")
-def _absorb(params, clip, contexts, cache, state, chunk, sink: bool):
+@functools.partial(jax.jit, static_argnums=0, static_argnames="sink")
+def _absorb(model, params, clip, contexts, cache, state, chunk, sink: bool):
     """One chunk of a world of batch 1 into the cache, under its caption alone; `sink`: it is the first and has one."""
     at = CHUNK * chunk
     latents, y = _part(clip.latents, at, CHUNK), _part(clip.y, at, CHUNK)
     lr_latents, lr_y = _part(clip.lr_latents, at // 2, CHUNK // 2), _part(clip.lr_y, at // 2, CHUNK // 2)
-    tokens, state = passes.compress_chunk(VELOCITY, params, state, latents, y, lr_latents, lr_y)
-    caption = jnp.zeros((1, CHUNK), jnp.int32)
-    compressed = passes.memory_frames(tokens, _part(clip.actions, at, CHUNK), caption, at // 2, (1, 2))
-    anchor = _still(params, clip, jnp.full((1, 1), CHUNK - 1, jnp.int32) + at, caption[:, :1])
-    begin = _still(params, clip, jnp.zeros((1, 1), jnp.int32), caption[:, :1]) if sink else None
-    return passes.prefill(VELOCITY, params, cache, begin, compressed, anchor, _part(contexts, chunk, 1)), state
+    tokens, state = passes.compress_chunk(model, params, state, latents, y, lr_latents, lr_y)
+    caption, grid = jnp.zeros((1, CHUNK), jnp.int32), passes.memory_grid(model, HEIGHT, WIDTH)
+    compressed = passes.memory_frames(tokens, _part(clip.actions, at, CHUNK), caption, at // 2, grid)
+    anchor = _still(model, params, clip, jnp.full((1, 1), CHUNK - 1, jnp.int32) + at, caption[:, :1])
+    begin = _still(model, params, clip, jnp.zeros((1, 1), jnp.int32), caption[:, :1]) if sink else None
+    return passes.prefill(model, params, cache, begin, compressed, anchor, _part(contexts, chunk, 1)), state
 
 
-@jax.jit
-def _predict(params, clip, contexts, cache, x, t, chunk):
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(model, params, clip, contexts, cache, x, t, chunk):
     at = CHUNK * chunk
     positions = at + jnp.arange(CHUNK, dtype=jnp.int32)[None]
     y, actions = _part(clip.y, at, CHUNK), _part(clip.actions, at, CHUNK)
     caption = jnp.zeros((1, CHUNK), jnp.int32)
-    frames = passes.full_frames(VELOCITY, params, x, y, t, actions, positions, caption)
-    return passes.denoise(VELOCITY, params, cache, frames, _part(contexts, chunk, 1))
+    frames = passes.full_frames(model, params, x, y, t, actions, positions, caption)
+    return passes.denoise(model, params, cache, frames, _part(contexts, chunk, 1))
 
 
-def _incremental(params, clip, contexts, noisy, t, history: int, sink: int):
+def _incremental(model, params, clip, contexts, noisy, t, history: int, sink: int):
     """Prefill and denoise of one world chunk by chunk, as generation runs it."""
+    patch, memory = model.config.patch, model.config.memory.space_factor
     layout = CacheLayout(
         sink=sink,
         temporal=1,
         chunk=CHUNK,
         chunks=CLIP // CHUNK,
-        rows=HEIGHT // 2,
-        cols=WIDTH // 2,
-        memory_rows=HEIGHT // 8,
-        memory_cols=WIDTH // 8,
+        rows=HEIGHT // patch,
+        cols=WIDTH // patch,
+        memory_rows=HEIGHT // memory,
+        memory_cols=WIDTH // memory,
     )
-    cache, state = passes.empty_cache(VELOCITY, layout, 1), init_state(CONFIG.memory, 1, HEIGHT, WIDTH)
+    cache, state = passes.empty_cache(model, layout, 1), init_state(model.config.memory, 1, HEIGHT, WIDTH)
     velocities = []
     for chunk in range(history // CHUNK + CHUNKS):
         index, first = jnp.asarray(chunk), CHUNK * chunk - history
         if first >= 0:
             piece = slice(first, first + CHUNK)
-            velocities.append(_predict(params, clip, contexts, cache, noisy[:, piece], t[:, piece], index))
-        cache, state = _absorb(params, clip, contexts, cache, state, index, sink=chunk == 0 and sink > 0)
+            velocities.append(_predict(model, params, clip, contexts, cache, noisy[:, piece], t[:, piece], index))
+        cache, state = _absorb(model, params, clip, contexts, cache, state, index, sink=chunk == 0 and sink > 0)
     return jnp.concatenate(velocities, axis=1)
 
 
-@pytest.mark.parametrize("sink", [0, 1])
-def test_one_masked_pass_equals_prefill_and_denoise(sink):
-    params = random_weights(0)
+@pytest.mark.parametrize(
+    "sink, config", [(0, CONFIG), (1, CONFIG), (1, ONE_LATENT)], ids=["no sink", "sink", "patch 1"]
+)
+def test_one_masked_pass_equals_prefill_and_denoise(sink, config):
+    model, params = DiT(config), random_weights(0, config)
     clip, contexts = _clip_and_contexts()
     noisy = jax.random.normal(jax.random.key(1), (len(HISTORIES), FRAMES, HEIGHT, WIDTH, 16))
     t = jnp.repeat(1000 * jax.random.uniform(jax.random.key(2), (len(HISTORIES), CHUNKS)), CHUNK, axis=1)
     start = jnp.asarray(HISTORIES, jnp.int32)
-    one_pass = jax.jit(functools.partial(passes.teacher_forcing, VELOCITY, chunk=CHUNK, sink=sink))
+    one_pass = jax.jit(functools.partial(passes.teacher_forcing, model, chunk=CHUNK, sink=sink))
     masked = one_pass(params, noisy, t, clip, start, contexts)
     for row, history in enumerate(HISTORIES):
         own_clip, *own = jax.tree.map(lambda x, row=row: x[row : row + 1], (clip, contexts, noisy, t))
-        incremental = _incremental(params, own_clip, own[0], own[1], own[2], history, sink)
+        incremental = _incremental(model, params, own_clip, own[0], own[1], own[2], history, sink)
         for chunk in range(CHUNKS):
             piece = slice(CHUNK * chunk, CHUNK * (chunk + 1))
             assert relative(masked[row, piece], incremental[0, piece]) < 1e-5, (history, chunk)

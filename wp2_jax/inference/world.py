@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from wp2_jax.controls.geometry import Grid, check_size
+from wp2_jax.controls.images import LOW_RES_SCALE
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import autoencoder, umt5
@@ -108,7 +109,12 @@ def from_config(config: Mapping[str, Any]) -> World:
     world = _unpack(WorldConfig, sections["world"], "world")
     dit = _unpack(DiTConfig, sections["model"], "model")
     text = _unpack(umt5.Umt5Config, sections["text"], "text")
-    check_size(world.height, world.width, Grid(autoencoder.PIXELS_PER_LATENT, dit.patch, dit.memory.space_factor // 2))
+    if dit.memory.space_factor != LOW_RES_SCALE * dit.patch:
+        raise ValueError(
+            f"model.memory.spatial_down gives {dit.memory.space_factor} latents a side of a memory token, the "
+            f"low-resolution twin has {LOW_RES_SCALE * dit.patch} with model.patch {dit.patch}: the two are added"
+        )
+    check_size(world.height, world.width, Grid(autoencoder.PIXELS_PER_LATENT, dit.patch, LOW_RES_SCALE))
     if dit.text_dim != text.dim:
         raise ValueError(f"model.text_dim {dit.text_dim} must equal text.dim {text.dim}: one is fed to the other")
     if dit.text_len != world.text_len:
