@@ -34,8 +34,8 @@ RATES = {
     "pdd": (2e-4, 2e-4),
     "stable_forcing": (2e-5, 2e-5),
 }
-# Stages of short samples, of which a step affords more.
-BATCH_8 = ("autoencoder", "base", "action")
+# Stages without memory: their samples are short, so that a step affords more of them.
+SHORT = ("autoencoder", "base", "action")
 # Stages that move the backbone's matrices by Muon: the quick action stage came to a held-out loss of 0.101 in 1500
 # steps and 184 s; with AdamW to 0.122 in as many steps, and to 0.111 in 2600 steps and 173 s (two cores, one run each).
 MATRICES = ("base", "action", "memory_2", "teacher_forcing", "pdd")
@@ -86,12 +86,15 @@ def get_config(arg: str = "") -> ConfigDict:
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
     c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0))
+    if not quick and stage not in SHORT:
+        # As many pictures in clips of 40 s on other maps: ways back that are long, and far positions.
+        c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160))
 
     c.optim = ConfigDict(
         dict(learning_rate=RATES[stage][quick], schedule="cosine", warmup=50, steps=0, weight_decay=0.01)
     )
     c.optim.update(dict(b1=0.9, b2=0.99, clip=1.0, method="muon" if stage in MATRICES else "adamw"))
-    batch = 8 if quick or stage in BATCH_8 else 4
+    batch = 8 if quick or stage in SHORT else 4
     c.train = ConfigDict(dict(steps=STEPS[stage][quick], batch=batch, ema_decay=0.99, log_every=20, evaluate_every=250))
     c.train.update(
         dict(sample_every=1000, checkpoint_every=500, evaluate_batches=4, keep=1, accumulate=1, quick_compile=False)
@@ -109,10 +112,10 @@ OBJECTIVES = {
     "autoencoder": dict(pictures=9, regulariser=0.3),
     "base": dict(target=4, dropout=0.1),
     "action": dict(target=4, dropout=0.1),
-    "memory_1": dict(drawn=8, history=32, dropout=0.1, rank=16),
-    "memory_2": dict(target=8, history=32, dropout=0.1),
-    "teacher_forcing": dict(target=8, history=24, dropout=0.1),
-    "pdd": dict(target=8, history=24, dropout=0.0, guidance=1.5, solver="euler"),
+    "memory_1": dict(drawn=8, history=64, dropout=0.1, rank=16),
+    "memory_2": dict(target=8, history=152, dropout=0.1),
+    "teacher_forcing": dict(target=8, history=152, dropout=0.1),
+    "pdd": dict(target=8, history=152, dropout=0.0, guidance=1.5, solver="euler"),
     "stable_forcing": dict(
         chunks=10, clip=8, guidance=1.5, fake_updates=5, fake_learning_rate=4e-6, memory_grad="none"
     ),
