@@ -16,7 +16,7 @@ _WIDTHS = (48, 64, 96, 128)
 _GROUPS = 8
 _HIDDEN = 256
 # Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
-_APART, _REACH, _FEATURES = 2, (2, 4), 16
+_APART, _REACH = 2, (2, 4)
 DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in _REACH)))
 """(down, across) in pixels of the halved picture."""
 
@@ -58,8 +58,7 @@ class MotionJudge(nn.Module):
         _check(pictures)
         batch, count, height, width, colours = pictures.shape
         x = pictures.reshape(batch, count, height // 2, 2, width // 2, 2, colours).mean((3, 5))[:, ::_APART]
-        x = jnp.concatenate([x, nn.Conv(_FEATURES, (3, 3), name="features")(x)], -1)
-        sharpness = self.param("sharpness", nn.initializers.constant(10.0), ())
+        sharpness = jnp.exp(self.param("log_sharpness", nn.initializers.constant(3.4), ()))
         found = nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:]))
         stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height // 2, width // 2, -1)
         return Trunk(self.outputs, name="trunk")(stacked)
