@@ -40,7 +40,7 @@ def write(
     """
     target = directory / name / schema.VERSION
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=INCOMPLETE, dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=INCOMPLETE, dir=target.parent, ignore_cleanup_errors=True) as folder:
         info = tfds.core.DatasetInfo(
             builder=tfds.core.DatasetIdentity(name, tfds.core.Version(schema.VERSION), folder, __name__),
             description=about,
@@ -58,7 +58,6 @@ def write(
         # A temporary folder is its owner's alone; a dataset is as open as the folder that it is written to.
         os.chmod(folder, target.parent.stat().st_mode & 0o777)
         os.rename(folder, target)
-        Path(folder).mkdir()
     return target
 
 

@@ -1,4 +1,4 @@
-"""The weights that ship: from one start and seed, only what is commanded changes. Few-step mode."""
+"""The weights that ship: from one start and seed, only what is commanded changes."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from motion import shift
 
-from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.inputs import load_inputs
 from wp2_jax.inference import generate, load
 
@@ -26,24 +25,20 @@ EVENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    try:
-        return load.load(load.shipped(), "few_step")
-    except CheckpointError as error:
-        pytest.skip(f"no few-step weights ship yet: {error}")
+FEW_STEP = (load.shipped() / "stable_forcing").is_dir()
 
 
-def worlds(loaded, folder, perspective, changes):
-    """A world an entry of `changes` (action, event or None), all else equal: uint8 [F, H, W, 3] each."""
+def worlds(mode, folder, perspective, latents, changes):
+    """A world an entry of `changes` (action, event after one chunk or None), all else equal: [F, H, W, 3] each."""
+    loaded = load.load(load.shipped(), mode)
     picture, room = STARTS[perspective]
     caption = f"The scene in the video is: an indoor maze, {room}{SOLDIER if perspective == 'tps' else ''}"
     items = [
         {
             "image_path": str(EXAMPLE / picture),
             "perspective": perspective,
-            "action": action,
-            "prompt_event": "prompt-4,prompt2-8",
+            "action": f"{action}-{latents}",
+            "prompt_event": f"prompt-4,prompt2-{latents - 4}" if latents > 4 else "prompt-4",
             "prompt": caption,
             "prompt2": f"{caption} The event is: {event}." if event else caption,
             "output_name": str(index),
@@ -58,18 +53,22 @@ def worlds(loaded, folder, perspective, changes):
     return [np.concatenate(list(generate.generate(loaded, request, 0))) for request in requests]
 
 
+@pytest.mark.parametrize(("mode", "latents"), [("bi", 4), ("few_step", 12)])
 @pytest.mark.parametrize("perspective", STARTS)
-def test_only_the_action_turns_the_view_the_other_way(loaded, tmp_path, perspective):
-    left, right = worlds(loaded, tmp_path, perspective, [("left-12", None), ("right-12", None)])
+def test_only_the_action_turns_the_view_the_other_way(tmp_path, perspective, mode, latents):
+    if mode == "few_step" and not FEW_STEP:
+        pytest.skip("no few-step weights ship yet")
+    left, right = worlds(mode, tmp_path, perspective, latents, [("left", None), ("right", None)])
     # Turning left moves what is seen to the right.
-    moved = [np.mean([shift(video[i], video[i + 2]) for i in range(1, len(video) - 2, 2)]) for video in (left, right)]
-    assert moved[0] > 0.5 and moved[1] < -0.5, moved
+    moved = [np.mean([shift(video[i], video[i + 4]) for i in range(1, len(video) - 4, 2)]) for video in (left, right)]
+    assert moved[0] >= 0.5 and moved[1] <= -0.5, moved
 
 
+@pytest.mark.skipif(not FEW_STEP, reason="no few-step weights ship yet")
 @pytest.mark.parametrize("perspective", STARTS)
-def test_only_the_event_changes_what_it_names(loaded, tmp_path, perspective):
-    changes = [("none-12", None)] + [("none-12", event) for event in EVENTS]
-    plain, white, green_fog, dark, red, blue = worlds(loaded, tmp_path, perspective, changes)
+def test_only_the_event_changes_what_it_names(tmp_path, perspective):
+    changes = [("none", None)] + [("none", event) for event in EVENTS]
+    plain, white, green_fog, dark, red, blue = worlds("few_step", tmp_path, perspective, 12, changes)
     before = slice(0, 13)
     for video in (white, green_fog, dark, red, blue):
         np.testing.assert_array_equal(video[before], plain[before], err_msg="nothing was asked for yet")

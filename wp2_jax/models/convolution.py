@@ -55,6 +55,12 @@ def upsample(x: jax.Array) -> jax.Array:
     return x.reshape(*lead, 2 * h, 2 * w, c)
 
 
+def pooled(x: jax.Array, factor: int) -> jax.Array:
+    """Means over factor x factor squares of [B, F, H, W, C]; H and W multiples of the factor."""
+    b, f, h, w, c = x.shape
+    return x.reshape(b, f, h // factor, factor, w // factor, factor, c).mean(axis=(3, 5))
+
+
 def fold(x: jax.Array, patch: int) -> jax.Array:
     """[B, F, H, W, C] -> [B, F, H/patch, W/patch, patch * patch * C]."""
     b, f, h, w, c = x.shape

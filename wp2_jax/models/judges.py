@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from wp2_jax.models.convolution import fold
+from wp2_jax.models.convolution import fold, pooled
 
 _WIDTHS = (48, 64, 96, 128)
 _GROUPS = 8
@@ -56,11 +56,11 @@ class MotionJudge(nn.Module):
     @nn.compact
     def __call__(self, pictures: jax.Array) -> jax.Array:
         _check(pictures)
-        batch, count, height, width, colours = pictures.shape
-        x = pictures.reshape(batch, count, height // 2, 2, width // 2, 2, colours).mean((3, 5))[:, ::_APART]
+        x = pooled(pictures[:, ::_APART], 2)
         sharpness = jnp.exp(self.param("log_sharpness", nn.initializers.constant(3.4), ()))
         found = nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:]))
-        stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height // 2, width // 2, -1)
+        batch, _, height, width, _ = found.shape
+        stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1)
         return Trunk(self.outputs, name="trunk")(stacked)
 
 

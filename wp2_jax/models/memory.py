@@ -50,7 +50,7 @@ class MemoryConfig:
 
     @property
     def space_factor(self) -> int:
-        """Latent rows in a memory row: 8 at all sizes, that is s = 4 times the patch."""
+        """Latent rows in a memory row: s = 4 times the patch, 8 at full size."""
         return 2 ** sum(self.spatial_down)
 
 

@@ -24,14 +24,9 @@ import numpy as np
 
 from wp2_jax.array_types import Batch, Metrics, Params, PRNGKey, Scalar
 from wp2_jax.controls.geometry import PICTURES_PER_LATENT
+from wp2_jax.models.convolution import pooled
 
 _SCALES = (1, 2, 4)
-
-
-def pooled(video: jax.Array, factor: int) -> jax.Array:
-    """Means over factor x factor squares of [B, F, H, W, C]; H and W multiples of the factor."""
-    b, f, h, w, c = video.shape
-    return video.reshape(b, f, h // factor, factor, w // factor, factor, c).mean(axis=(3, 5))
 
 
 def gradient_distance(video: jax.Array, target: jax.Array) -> Scalar:

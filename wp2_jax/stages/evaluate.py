@@ -27,7 +27,7 @@ MEASURES = ("reconstruction", "navigation", "revisit", "memory", "events", "drif
 RECORDED = "recorded"
 """Name of the column of the recordings themselves."""
 _SHEET_ROWS = 6
-_COMMANDED_WORLDS, _COMMANDED_LATENTS = 16, 12
+_COMMANDED_WORLDS, _COMMANDED_LATENTS = 16, 8
 _Video = tuple[int, cases.Case, Any]
 """Number of the case, the case, its pictures uint8 [F, H, W, 3]."""
 _Gather = Callable[[Iterable[_Video]], dict[str, list]]
@@ -117,7 +117,8 @@ class Evaluation:
             kept: list[np.ndarray] = []
             self.results.add(name, column, gather(_keep(self.made(column, loaded, of, name), kept, _SHEET_ROWS)))
             self.results.sheets[f"{name}: {column} (recordings above)"] = _sheet(of, kept)
-            if film and of[0].recorded is not None:
+            if film:
+                assert of[0].recorded is not None
                 both = np.concatenate([of[0].recorded, kept[0]], axis=2)
                 self.results.videos[f"{name}: {column} (recording on the left)"] = both
 
@@ -201,12 +202,11 @@ def _navigation(ev: Evaluation) -> None:
     ev.measure("navigation", of, gather)
     for column, loaded in ev.checkpoints.items():
         name = f"navigation: commands: {column} (start, then the end of {', '.join(cases.COMMANDS)})"
-        ev.results.sheets[name] = _commands(ev, column, loaded)
+        ev.results.sheets[name] = _commands(ev, loaded, of[:_COMMANDED_WORLDS])
 
 
-def _commands(ev: Evaluation, column: str, loaded: Loaded) -> np.ndarray:
+def _commands(ev: Evaluation, loaded: Loaded, starts: Sequence[cases.Case]) -> np.ndarray:
     """A row a start picture: it, and the last picture under each command."""
-    starts = ev.found("navigation", _COMMANDED_WORLDS)
     motion = RecordConfig.from_dict(ev.records.settings["config"]).script.motion
     speeds = (motion.yaw_degrees, motion.pitch_degrees)
     told = [
@@ -214,13 +214,9 @@ def _commands(ev: Evaluation, column: str, loaded: Loaded) -> np.ndarray:
         for case in starts
         for command in cases.COMMANDS
     ]
-    last = [pictures[-1] for _, _, pictures in ev.made(column, loaded, told, "commands")][: len(told)]
-    return np.concatenate(
-        [
-            np.concatenate([case.image, *last[row * len(cases.COMMANDS) :][: len(cases.COMMANDS)]], axis=1)
-            for row, case in enumerate(starts)
-        ]
-    )
+    last = np.stack([pictures[-1] for pictures in cases.make(loaded, told, 0)])
+    rows = last.reshape(len(starts), len(cases.COMMANDS), *last.shape[1:])
+    return np.concatenate([np.concatenate([case.image, *row], 1) for case, row in zip(starts, rows, strict=True)])
 
 
 def _revisit(ev: Evaluation) -> None:

@@ -78,19 +78,19 @@ def write(results: Results, accuracy: Mapping[str, float], about: Mapping[str, A
         )
     for measure, names in results.values.items():
         parts.append(f"<section id='{measure}'><h2>{measure}</h2>{_table(measure, names)}")
-        for title, sheet in results.sheets.items():
+        for number, (title, sheet) in enumerate(results.sheets.items()):
             if title.startswith(f"{measure}: "):
                 file = io.BytesIO()
                 Image.fromarray(sheet).save(file, "PNG")
-                (output / f"{_file_name(title)}.png").write_bytes(file.getvalue())
+                (output / f"{_file_name(title, number)}.png").write_bytes(file.getvalue())
                 data = base64.b64encode(file.getvalue()).decode()
                 parts.append(
                     f"<p class='note'>{html.escape(title)}</p>"
                     f"<p><img alt='{html.escape(title)}' src='data:image/png;base64,{data}'></p>"
                 )
-        for title, pictures in results.videos.items():
+        for number, (title, pictures) in enumerate(results.videos.items()):
             if title.startswith(f"{measure}: "):
-                name = f"{_file_name(title)}.mp4"
+                name = f"{_file_name(title, number)}.mp4"
                 with video.mp4(output / name, *pictures.shape[1:3]) as file:
                     file.write(pictures)
                 parts.append(f"<p class='note'>{html.escape(title)}</p><p><video controls src='{name}'></video></p>")
@@ -113,10 +113,11 @@ def text(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _file_name(title: str) -> str:
-    """What comes before the first parenthesis, without what a path or an address would take for its own."""
-    kept = title.split(" (")[0]
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in kept).strip("_")
+def _file_name(title: str, number: int) -> str:
+    """What comes before the title's note, without what a path or an address would take for its own; `number` tells
+    apart titles that are then the same."""
+    kept = title.rpartition(" (")[0]
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in kept) + f"_{number}"
 
 
 def _plain(value: Estimate) -> dict[str, float | int | None]:

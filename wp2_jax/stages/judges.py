@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -21,7 +22,7 @@ from wp2_jax.array_types import Params
 from wp2_jax.checkpoints import trained
 from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
-from wp2_jax.models.judges import ChangeJudge, MotionJudge, Trunk
+from wp2_jax.models.judges import ChangeJudge, MotionJudge
 from wp2_jax.models.layers import call
 from wp2_jax.objectives import judges as objectives
 from wp2_jax.stages.context import progress_bar
@@ -77,11 +78,11 @@ class Judges:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(model: Trunk | MotionJudge, params: Params, pictures: jax.Array) -> jax.Array:
+def _forward(model: nn.Module, params: Params, pictures: jax.Array) -> jax.Array:
     return call(model, params, "__call__", pictures.astype(np.float32) / 127.5 - 1)
 
 
-def _apply(model: Trunk | MotionJudge, params: Params, pictures: np.ndarray) -> np.ndarray:
+def _apply(model: nn.Module, params: Params, pictures: np.ndarray) -> np.ndarray:
     """Any number of samples through one compiled shape."""
     results = []
     for first in range(0, len(pictures), _BATCH):
