@@ -19,7 +19,7 @@ from wp2_jax.diffusion import guidance, pdd, samplers
 from wp2_jax.inference import condition
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import masks, passes
-from wp2_jax.models.dit import Frames
+from wp2_jax.models.frames import Frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 from wp2_jax.rng import fold

@@ -5,18 +5,15 @@ They differ by how they are called (frames, mask, cache; see `passes.py`) and by
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
 from wp2_jax.models.attention import attend
-from wp2_jax.models.cache import CacheLayout
+from wp2_jax.models.frames import Frames, Stream, Write, frame_of_token, runs_of, time_of_token
 from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
 from wp2_jax.models.pdd_heads import FORMS, Head
 
@@ -73,83 +70,6 @@ class DiTConfig:
         return self.latent_channels + self.condition_channels
 
 
-class Frames(flax.struct.PyTreeNode):
-    """A run of latent (or memory) frames on one token grid, as the transformer sees them.
-
-    tokens [B, F*rows*cols, D]; t [B, F] float32 in 0..1000; actions [B, F, 6] or None; positions [B, F] int32 RoPE
-    frame; captions [B, F] int32 index into the contexts. `token_t` says that t is [B, F*rows*cols] instead.
-    """
-
-    tokens: jnp.ndarray
-    t: jnp.ndarray
-    actions: Any  # [B, F, 6] or None
-    positions: jnp.ndarray
-    captions: jnp.ndarray
-    rows: int = flax.struct.field(pytree_node=False)
-    cols: int = flax.struct.field(pytree_node=False)
-    token_t: bool = flax.struct.field(pytree_node=False, default=False)
-
-    @property
-    def count(self) -> int:
-        return self.positions.shape[1]
-
-    @property
-    def grid(self) -> int:
-        return self.rows * self.cols
-
-
-def frame_of_token(groups: Sequence[Frames]) -> np.ndarray:
-    """[L] the frame of each token, frames numbered through the groups."""
-    counts = [group.grid for group in groups for _ in range(group.count)]
-    return np.repeat(np.arange(len(counts)), counts)
-
-
-def _time_of_token(groups: Sequence[Frames]) -> np.ndarray:
-    """[L] the column of the concatenated t that each token reads."""
-    index, start = [], 0
-    for group in groups:
-        tokens = np.arange(group.count * group.grid)
-        index.append(start + (tokens if group.token_t else tokens // group.grid))
-        start += group.t.shape[1]
-    return np.concatenate(index)
-
-
-@dataclasses.dataclass(frozen=True)
-class Write:
-    """Where the tokens [sink (first only) | cmp | tmp] of a prefill go in a cache."""
-
-    layout: CacheLayout
-    first: bool
-
-    def __call__(self, buffer: jnp.ndarray, new: jnp.ndarray, chunks: jnp.ndarray) -> jnp.ndarray:
-        """buffer [B, layout.tokens, N, K], new [B, L, N, K] -> buffer."""
-        layout = self.layout
-        sink = layout.temporal_start if self.first else 0
-        temporal = new.shape[1] - layout.temporal * layout.frame_tokens
-        new = new.astype(buffer.dtype)
-        if self.first:
-            buffer = buffer.at[:, :sink].set(new[:, :sink])
-        buffer = buffer.at[:, layout.temporal_start : layout.compressed_start].set(new[:, temporal:])
-        offset = layout.compressed_start + chunks * layout.chunk_tokens
-        return jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
-
-
-class Stream(flax.struct.PyTreeNode):
-    """What every block reads besides the hidden tokens."""
-
-    e0: jnp.ndarray  # [B, U, 6, D] float32
-    action: jnp.ndarray | None  # [B, F, D]
-    cos: jnp.ndarray  # [B, L, K/2]
-    sin: jnp.ndarray
-    mask: jnp.ndarray | None  # [B or 1, L, keys]
-    context: jnp.ndarray  # [B, C*S, D]
-    context_mask: jnp.ndarray | None  # [B, L, C*S]
-    chunks: Any  # int32 scalar, with a cache
-    frame_index: jnp.ndarray  # [L]
-    time_index: jnp.ndarray  # [L]
-    write: Write | None = flax.struct.field(pytree_node=False, default=None)
-
-
 class _SelfAttention(nn.Module):
     config: DiTConfig
 
@@ -178,16 +98,37 @@ class _CrossAttention(nn.Module):
     config: DiTConfig
 
     @nn.compact
-    def __call__(self, x, context, mask):
+    def __call__(self, x: jnp.ndarray, stream: Stream) -> jnp.ndarray:
         config = self.config
         owner = _Dtypes.of(config)
         q = layers.dense(config.dim, owner, "q")(x)
-        k, v = (layers.dense(config.dim, owner, name)(context) for name in ("k", "v"))
+        k, v = (layers.dense(config.dim, owner, name)(stream.context) for name in ("k", "v"))
         q = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_q")(q)
         k = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_k")(k)
-        q, k, v = (a.reshape(*a.shape[:2], config.num_heads, config.head_dim) for a in (q, k, v))
-        out = attend(q, k, v, mask)
+        q, k, v = (a.reshape(*a.shape[:-1], config.num_heads, config.head_dim) for a in (q, k, v))
+        out = (
+            attend(q, k[:, 0], v[:, 0])
+            if stream.captions is None
+            else _attend_captions(q, k, v, stream.captions, stream.runs)
+        )
         return layers.dense(config.dim, owner, "out")(out.reshape(*out.shape[:2], config.dim))
+
+
+def _attend_captions(
+    q: jnp.ndarray, k: jnp.ndarray, v: jnp.ndarray, captions: jnp.ndarray, runs: tuple[tuple[int, int], ...]
+) -> jnp.ndarray:
+    """Tokens q [B, L, N, K] over their own frame's caption of k and v [B, C, S, N, K]; captions [B, F].
+
+    A frame is a row of a larger batch: the work does not grow with the number of captions, as it would under a mask.
+    """
+    out, token, frame = [], 0, 0
+    for frames, grid in runs:
+        rows = q[:, token : token + frames * grid].reshape(-1, grid, *q.shape[2:])
+        caption = captions[:, frame : frame + frames]
+        own = (jax.vmap(lambda a, i: jnp.take(a, i, axis=0))(a, caption).reshape(-1, *a.shape[2:]) for a in (k, v))
+        out.append(attend(rows, *own).reshape(q.shape[0], frames * grid, *q.shape[2:]))
+        token, frame = token + frames * grid, frame + frames
+    return jnp.concatenate(out, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +160,7 @@ class Block(nn.Module):
         x = x + h.astype(jnp.float32) * gate1
 
         h = layers.LayerNorm(config.eps, owner.param_dtype, name="cross_norm")(x).astype(owner.dtype)
-        h = _CrossAttention(config, name="cross_attention")(h, stream.context, stream.context_mask)
+        h = _CrossAttention(config, name="cross_attention")(h, stream)
         x = x + h.astype(jnp.float32)
 
         if stream.action is not None:
@@ -309,9 +250,8 @@ class DiT(nn.Module):
         return e, e0.reshape(*e0.shape[:-1], 6, self.config.dim)
 
     def encode_text(self, contexts: jnp.ndarray) -> jnp.ndarray:
-        """Contexts [B, C, S, text_dim], zero rows past each length -> [B, C*S, D]; padding is embedded too."""
-        embedded = self.text_embedding(contexts)
-        return embedded.reshape(contexts.shape[0], -1, self.config.dim)
+        """Contexts [B, C, S, text_dim], zero rows past each length -> [B, C, S, D]; padding is embedded too."""
+        return self.text_embedding(contexts)
 
     def prepare(
         self,
@@ -323,7 +263,7 @@ class DiT(nn.Module):
     ) -> tuple[jnp.ndarray, jnp.ndarray, Stream]:
         """Joins frame groups into hidden tokens [B, L, D] float32, time embeddings e and what the blocks read."""
         config = self.config
-        frame_index, time_index = frame_of_token(groups), _time_of_token(groups)
+        frame_index, time_index = frame_of_token(groups), time_of_token(groups)
         e, e0 = self.encode_time(jnp.concatenate([group.t.astype(jnp.float32) for group in groups], axis=1))
         with_action = groups[0].actions is not None
         rows = [group.actions for group in groups]
@@ -339,11 +279,9 @@ class DiT(nn.Module):
             for group in groups
         ]
         cos, sin = (jnp.concatenate(parts, axis=1) for parts in zip(*tables, strict=True))
-        context_mask = None
+        captions = None
         if contexts.shape[1] > 1:
-            captions = jnp.take(jnp.concatenate([group.captions for group in groups], axis=1), frame_index, axis=1)
-            owner = np.repeat(np.arange(contexts.shape[1], dtype=np.int32), contexts.shape[2])
-            context_mask = captions[:, :, None] == owner[None, None]
+            captions = jnp.concatenate([group.captions for group in groups], axis=1)
         stream = Stream(
             e0=e0,
             action=action,
@@ -351,10 +289,11 @@ class DiT(nn.Module):
             sin=sin,
             mask=mask,
             context=self.encode_text(contexts),
-            context_mask=context_mask,
+            captions=captions,
             chunks=chunks,
             frame_index=jnp.asarray(frame_index),
             time_index=jnp.asarray(time_index),
+            runs=runs_of(groups),
             write=write,
         )
         tokens = jnp.concatenate([group.tokens for group in groups], axis=1).astype(jnp.float32)

@@ -11,7 +11,8 @@ import numpy as np
 
 from wp2_jax.models import cache as kv
 from wp2_jax.models import masks
-from wp2_jax.models.dit import DiT, DiTConfig, Frames, Write, frame_of_token
+from wp2_jax.models.dit import DiT, DiTConfig
+from wp2_jax.models.frames import Frames, Write, frame_of_token
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 

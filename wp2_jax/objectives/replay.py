@@ -23,7 +23,7 @@ from wp2_jax.inference import stream
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import cache as kv
 from wp2_jax.models import passes
-from wp2_jax.models.dit import Frames
+from wp2_jax.models.frames import Frames
 from wp2_jax.objectives import dmd
 from wp2_jax.objectives.rollout import Conditions, Rollout, part
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from wp2_jax.models import cache as kv
 from wp2_jax.models import layers, passes, rope
-from wp2_jax.models.dit import Block, DiT, DiTConfig, Stream
+from wp2_jax.models.dit import Block, DiT, DiTConfig
+from wp2_jax.models.frames import Stream
 from wp2_jax.verify import golden
 from wp2_jax.verify.core import Result, compare, compare_bfloat16, compare_rows, equal
 from wp2_jax.verify.experts import Inputs, apply, channels_first, dit_config, expert_of, timesteps
@@ -115,8 +116,8 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
         cos=jnp.broadcast_to(jnp.asarray(tensors["in.freqs.re"]), (batch, *tensors["in.freqs.re"].shape)),
         sin=jnp.broadcast_to(jnp.asarray(tensors["in.freqs.im"]), (batch, *tensors["in.freqs.im"].shape)),
         mask=None,
-        context=jnp.asarray(tensors["in.context_projected"]),
-        context_mask=None,
+        context=jnp.asarray(tensors["in.context_projected"])[:, None],
+        captions=None,
         chunks=None,
         frame_index=index,
         time_index=index,
