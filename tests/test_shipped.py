@@ -25,9 +25,6 @@ EVENTS = (
 )
 
 
-FEW_STEP = (load.shipped() / "stable_forcing").is_dir()
-
-
 def worlds(mode, folder, perspective, latents, changes):
     """A world an entry of `changes` (action, event after one chunk or None), all else equal: [F, H, W, 3] each."""
     loaded = load.load(load.shipped(), mode)
@@ -53,18 +50,16 @@ def worlds(mode, folder, perspective, latents, changes):
     return [np.concatenate(list(generate.generate(loaded, request, 0))) for request in requests]
 
 
-@pytest.mark.parametrize(("mode", "latents"), [("bi", 4), ("few_step", 12)])
+@pytest.mark.parametrize(("mode", "latents"), [("ar", 12), ("few_step", 12)])
 @pytest.mark.parametrize("perspective", STARTS)
 def test_only_the_action_turns_the_view_the_other_way(tmp_path, perspective, mode, latents):
-    if mode == "few_step" and not FEW_STEP:
-        pytest.skip("no few-step weights ship yet")
     left, right = worlds(mode, tmp_path, perspective, latents, [("left", None), ("right", None)])
     # Turning left moves what is seen to the right.
     moved = [np.mean([shift(video[i], video[i + 4]) for i in range(1, len(video) - 4, 2)]) for video in (left, right)]
     assert moved[0] >= 0.5 and moved[1] <= -0.5, moved
 
 
-@pytest.mark.skipif(not FEW_STEP, reason="no few-step weights ship yet")
+@pytest.mark.xfail(strict=True, reason="the weights have not learned events: see their card")
 @pytest.mark.parametrize("perspective", STARTS)
 def test_only_the_event_changes_what_it_names(tmp_path, perspective):
     changes = [("none", None)] + [("none", event) for event in EVENTS]
