@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
 from wp2_jax.models.attention import attend
-from wp2_jax.models.frames import Frames, Stream, Write, frame_of_token, runs_of, time_of_token
+from wp2_jax.models.frames import Frames, Stream, Write, frame_of_token, runs_of, take_frames, time_of_token
 from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
 from wp2_jax.models.pdd_heads import FORMS, Head
 
@@ -125,7 +125,7 @@ def _attend_captions(
     for frames, grid in runs:
         rows = q[:, token : token + frames * grid].reshape(-1, grid, *q.shape[2:])
         caption = captions[:, frame : frame + frames]
-        own = (jax.vmap(lambda a, i: jnp.take(a, i, axis=0))(a, caption).reshape(-1, *a.shape[2:]) for a in (k, v))
+        own = (take_frames(a, caption).reshape(-1, *a.shape[2:]) for a in (k, v))
         out.append(attend(rows, *own).reshape(q.shape[0], frames * grid, *q.shape[2:]))
         token, frame = token + frames * grid, frame + frames
     return jnp.concatenate(out, axis=1)

@@ -13,6 +13,11 @@ import numpy as np
 from wp2_jax.models.cache import CacheLayout
 
 
+def take_frames(x: jnp.ndarray, index: jnp.ndarray) -> jnp.ndarray:
+    """x [B, S, ...] at frames index [B, F] -> [B, F, ...]."""
+    return jax.vmap(lambda a, i: jnp.take(a, i, axis=0))(x, index)
+
+
 class Frames(flax.struct.PyTreeNode):
     """A run of latent (or memory) frames on one token grid, as the transformer sees them.
 

@@ -15,10 +15,10 @@ from wp2_jax.models.convolution import fold, pooled
 _WIDTHS = (48, 64, 96, 128)
 _GROUPS = 8
 _HIDDEN = 256
-# Of matching, by scale: how far pictures are pooled, how far apart those are that are compared, and how far a match may
-# lie down and across.
-_SCALES = ((2, 2, (2, 4)), (4, 8, (4, 8)))
-_MATCHED = 48
+# Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
+_APART, _REACH = 2, (2, 4)
+DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in _REACH)))
+"""(down, across) in pixels of the halved picture."""
 
 
 class Trunk(nn.Module):
@@ -56,38 +56,23 @@ class MotionJudge(nn.Module):
     @nn.compact
     def __call__(self, pictures: jax.Array) -> jax.Array:
         _check(pictures)
-        found = []
-        for index, (pool, apart, reach) in enumerate(_SCALES):
-            x = pooled(pictures[:, ::apart], pool)
-            sharpness = jnp.exp(self.param(f"log_sharpness_{index}", nn.initializers.constant(3.4), ()))
-            match = _stacked(nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:], reach)))
-            match = nn.Dense(_MATCHED, name=f"match_{index}")(match)
-            found.append(jnp.repeat(jnp.repeat(match, pool // _SCALES[0][0], 1), pool // _SCALES[0][0], 2))
-        ends = pooled(pictures[:, :: pictures.shape[1] - 1], _SCALES[0][0])
-        return Trunk(self.outputs, name="trunk")(jnp.concatenate([*found, _stacked(ends)], -1))
+        x = pooled(pictures[:, ::_APART], 2)
+        sharpness = jnp.exp(self.param("log_sharpness", nn.initializers.constant(3.4), ()))
+        found = nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:]))
+        batch, _, height, width, _ = found.shape
+        stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1)
+        return Trunk(self.outputs, name="trunk")(stacked)
 
 
-def _stacked(x: jax.Array) -> jax.Array:
-    """[B, N, H, W, C] -> [B, H, W, N C]."""
-    batch, _, height, width, _ = x.shape
-    return x.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1)
-
-
-def displacements(reach: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """(down, across) in pixels of the pooled picture."""
-    down, across = (range(-far, far + 1) for far in reach)
-    return tuple(itertools.product(down, across))
-
-
-def distances(before: jax.Array, after: jax.Array, reach: tuple[int, int]) -> jax.Array:
+def distances(before: jax.Array, after: jax.Array) -> jax.Array:
     """[B, N, H, W, C] twice -> [B, N, H, W, D]: mean squared distance of each place, with its neighbours, to the place
-    of `after` that lies one of `displacements(reach)` away; beyond the border its edge is repeated."""
-    down, across = reach
+    of `after` that lies one of `DISPLACEMENTS` away; beyond the border its edge is repeated."""
+    down, across = _REACH
     height, width = before.shape[2:4]
     padded = jnp.pad(after, ((0, 0), (0, 0), (down, down), (across, across), (0, 0)), mode="edge")
     found = [
         jnp.square(before - padded[:, :, down + dy : down + dy + height, across + dx : across + dx + width]).mean(-1)
-        for dy, dx in displacements(reach)
+        for dy, dx in DISPLACEMENTS
     ]
     stacked = jnp.stack(found, -1)
     window = (1, 1, 3, 3, 1)

@@ -12,7 +12,7 @@ import numpy as np
 from wp2_jax.models import cache as kv
 from wp2_jax.models import masks
 from wp2_jax.models.dit import DiT, DiTConfig
-from wp2_jax.models.frames import Frames, Write, frame_of_token
+from wp2_jax.models.frames import Frames, Write, frame_of_token, take_frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 
@@ -39,11 +39,6 @@ def init(config: DiTConfig, key: jax.Array) -> Any:
     y = jnp.zeros((1, 2, side, side, config.condition_channels))
     contexts = jnp.zeros((1, 1, 1, config.text_dim))
     return DiT(config).init(key, latents, y, jnp.zeros((1, 2, 6)), contexts)["params"]
-
-
-def take_frames(x: jnp.ndarray, index: jnp.ndarray) -> jnp.ndarray:
-    """x [B, S, ...] at frames index [B, F] -> [B, F, ...]."""
-    return jax.vmap(lambda a, i: jnp.take(a, i, axis=0))(x, index)
 
 
 def compress(model: DiT, params, history: History) -> jnp.ndarray:

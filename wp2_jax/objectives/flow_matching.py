@@ -17,6 +17,7 @@ from wp2_jax.diffusion import flow
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.models import passes
 from wp2_jax.models.dit import DiT
+from wp2_jax.models.frames import take_frames
 from wp2_jax.objectives import batch as batches
 
 
@@ -67,10 +68,10 @@ def loss(
                 rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=room
             )
         positions = batches.frame_range(start, frames)
-        x0, y, rows_of_actions = (passes.take_frames(a, positions) for a in (clip.latents, clip.y, clip.actions))
+        x0, y, rows_of_actions = (take_frames(a, positions) for a in (clip.latents, clip.y, clip.actions))
 
         # Only the target's captions are encoded; they are numbered from its first chunk.
-        ids = passes.take_frames(rows["caption_ids"], batches.frame_range(start // chunk, frames // chunk))
+        ids = take_frames(rows["caption_ids"], batches.frame_range(start // chunk, frames // chunk))
         contexts = batches.encode_captions(
             params, frozen, ids, rng.fold(key, "captions"), encode_text=encode_text, dropout=caption_dropout
         )

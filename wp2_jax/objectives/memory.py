@@ -21,6 +21,7 @@ from wp2_jax.diffusion import flow
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.models import low_rank, passes
 from wp2_jax.models.dit import DiT
+from wp2_jax.models.frames import take_frames
 from wp2_jax.objectives import batch as batches
 
 
@@ -107,11 +108,11 @@ def loss(
             rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=frames, minimum=drawn
         )
         index = draw_frames(rng.fold(key, "frames"), length, frames, drawn)
-        x0, y, actions = (passes.take_frames(a, index) for a in (clip.latents, clip.y, clip.actions))
+        x0, y, actions = (take_frames(a, index) for a in (clip.latents, clip.y, clip.actions))
         contexts = batches.encode_captions(
             params,
             frozen,
-            passes.take_frames(rows["caption_ids"], index // chunk),
+            take_frames(rows["caption_ids"], index // chunk),
             rng.fold(key, "captions"),
             encode_text=encode_text,
             dropout=caption_dropout,

@@ -16,6 +16,7 @@ from wp2_jax.diffusion import flow
 from wp2_jax.diffusion.experts import Experts
 from wp2_jax.models import passes
 from wp2_jax.models.dit import DiT
+from wp2_jax.models.frames import take_frames
 from wp2_jax.objectives import batch as batches
 
 
@@ -62,7 +63,7 @@ def scene(
         encode_text=encode_text,
         dropout=caption_dropout,
     )
-    return Scene(clip, start, contexts, passes.take_frames(clip.latents, batches.frame_range(start, frames)))
+    return Scene(clip, start, contexts, take_frames(clip.latents, batches.frame_range(start, frames)))
 
 
 def loss(
