@@ -144,13 +144,18 @@ class Plan:
 NOTHING = Plan()
 
 
-def draw(rng: np.random.Generator, world: Map, perspective: str, intervals: int) -> Plan:
-    """A random plan for a clip of `intervals` intervals: a theme, its first interval, and what follows from it."""
+def draw(rng: np.random.Generator, world: Map, perspective: str, intervals: int, density: float = 0.0) -> Plan:
+    """A random plan for a clip of `intervals` intervals: a theme, its first interval, and what follows from it.
+
+    With a `density` every interval of the clip holds an event of the theme with that chance.
+    """
     category = str(rng.choice(list(CATEGORIES)))
     theme = str(rng.choice(CATEGORIES[category]))
     when = [int(rng.integers(intervals))]
     while when[-1] + 1 < intervals and rng.random() < 0.6:
         when.append(when[-1] + 1)
+    if density:
+        when = [k for k in range(intervals) if rng.random() < density] or when
     if theme in FOG_AND_LIGHT:
         return Plan(FOG_AND_LIGHT[theme](rng, when))
     if theme == "door":

@@ -25,12 +25,17 @@ ARMOUR = {"green": "20 c0 20", "red": "e0 20 20", "blue": "30 40 f0", "yellow": 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptConfig:
-    """Length of a clip in latent frames, the shares of its kinds and of first person, and how commands are drawn."""
+    """Length of a clip in latent frames, the shares of its kinds and of first person, and how commands are drawn.
+
+    The shares of the kinds need not add up to 1. `event_density`: chance of an event in each interval of a clip of kind
+    event; 0: one event, often with others in the intervals right after it.
+    """
 
     latents: int = 40
     navigation: float = 0.4
     loop_closure: float = 0.3
     event: float = 0.3
+    event_density: float = 0.0
     first_person: float = 0.5
     jump_probability: float = 0.08
     min_seconds: float = 1.0
@@ -43,8 +48,9 @@ class ScriptConfig:
         shares = (self.navigation, self.loop_closure, self.event)
         if min(shares) < 0 or sum(shares) <= 0:
             raise ValueError(f"navigation, loop_closure, event = {shares}: shares of at least 0, not all 0")
-        if not 0 <= self.first_person <= 1:
-            raise ValueError(f"first_person={self.first_person}: a share from 0 to 1")
+        for name in ("first_person", "event_density"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to 1")
 
     @property
     def commands(self) -> CommandConfig:
@@ -162,7 +168,7 @@ def write(world: Map, config: ScriptConfig, seed: int, index: int) -> Script:
     character = None if perspective == "fps" else f"a soldier in {armour} armour, seen from behind"
     plan = events.NOTHING
     if kind == "event":
-        plan = events.draw(rng, world, perspective, _intervals(config.latents))
+        plan = events.draw(rng, world, perspective, _intervals(config.latents), config.event_density)
     walker = plan.start or _start(rng, world)
     path = Path(walker, perspective, config, rng)
     orders: dict[int, tuple[str, ...]] = {}

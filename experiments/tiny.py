@@ -85,10 +85,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
-    c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0))
+    c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0, event=0.3, event_density=0.0))
     if not quick and stage not in SHORT:
         # As many pictures in clips of 40 s on other maps: ways back that are long, and far positions.
-        c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160))
+        c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160, event=0.6, event_density=0.9))
 
     c.optim = ConfigDict(
         dict(learning_rate=RATES[stage][quick], schedule="cosine", warmup=50, steps=0, weight_decay=0.01)
@@ -107,15 +107,15 @@ def get_config(arg: str = "") -> ConfigDict:
     return c
 
 
-# What is particular to a stage. Lengths are latent frames.
+# What is particular to a stage. Lengths are latent frames. Targets begin this much likelier where the caption changes.
 OBJECTIVES = {
     "autoencoder": dict(pictures=9, regulariser=0.3),
     "base": dict(target=4, dropout=0.1),
     "action": dict(target=4, dropout=0.1),
     "memory_1": dict(drawn=8, history=64, dropout=0.1, rank=16),
-    "memory_2": dict(target=8, history=152, dropout=0.1),
-    "teacher_forcing": dict(target=8, history=152, dropout=0.1),
-    "pdd": dict(target=8, history=152, dropout=0.0, guidance=1.5, solver="euler"),
+    "memory_2": dict(target=8, history=152, change_weight=8.0, dropout=0.1),
+    "teacher_forcing": dict(target=8, history=152, change_weight=8.0, dropout=0.1),
+    "pdd": dict(target=8, history=152, change_weight=8.0, dropout=0.0, guidance=1.5, solver="euler"),
     "stable_forcing": dict(
         chunks=10, clip=8, guidance=1.5, fake_updates=5, fake_learning_rate=4e-6, memory_grad="none"
     ),

@@ -76,12 +76,20 @@ def encode_captions(
 
 
 def draw_history(
-    key: PRNGKey, rows: int, *, chunk: int, maximum: jax.Array | int, limit: int, minimum: int = 0
+    key: PRNGKey,
+    rows: int,
+    *,
+    chunk: int,
+    maximum: jax.Array | int,
+    limit: int,
+    minimum: int = 0,
+    weights: jax.Array | None = None,
 ) -> jax.Array:
     """History lengths [rows] int32: uniform over the multiples of `chunk` in minimum..min(maximum, limit).
 
     `maximum` may be traced: a growing curriculum does not recompile. `limit` (static) is what the clip has room for.
-    `minimum` wins over a smaller `maximum`. Raises ValueError where `limit` is below `minimum`.
+    `minimum` wins over a smaller `maximum`. With `weights` [rows, C > limit // chunk] a length of c chunks is drawn in
+    proportion to weights[:, c]. Raises ValueError where `limit` is below `minimum`.
     """
     if limit < minimum:
         raise ValueError(
@@ -90,7 +98,25 @@ def draw_history(
         )
     lowest = -(-minimum // chunk)
     highest = jnp.minimum(jnp.asarray(maximum, jnp.int32), limit) // chunk
-    return chunk * jax.random.randint(key, (rows,), lowest, jnp.maximum(highest, lowest) + 1, jnp.int32)
+    highest = jnp.maximum(highest, lowest)
+    if weights is None:
+        return chunk * jax.random.randint(key, (rows,), lowest, highest + 1, jnp.int32)
+    lengths = jnp.arange(limit // chunk + 1, dtype=jnp.int32)
+    allowed = (lowest <= lengths) & (lengths <= highest)
+    logits = jnp.where(allowed, jnp.log(weights[:, : len(lengths)]), -jnp.inf)
+    return chunk * jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def change_weights(ids: jax.Array, weight: float) -> jax.Array | None:
+    """[B, C] float32 for `draw_history`: `weight` for chunks whose caption in `ids` [B, C, S] is not that of the chunk
+    before, 1 for the others. None, uniform, for a weight of 1.
+
+    What an event does is seen where its sentence begins, in a few chunks of a long clip.
+    """
+    if weight == 1.0:
+        return None
+    changed = jnp.any(ids[:, 1:] != ids[:, :-1], axis=-1)
+    return jnp.where(jnp.pad(changed, ((0, 0), (1, 0))), weight, 1.0)
 
 
 def frame_range(start: jax.Array, frames: int) -> jax.Array:

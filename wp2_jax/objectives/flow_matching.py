@@ -38,11 +38,13 @@ def loss(
     temporal: int = 1,
     shift: float = 5.0,
     caption_dropout: float = 0.1,
+    change_weight: float = 1.0,
 ) -> tuple[Scalar, Metrics]:
     """Mean squared velocity error of `frames` target latent frames.
 
-    With `memory` the target follows a history of uniform length (a multiple of `chunk`, 0 included, up to
-    frozen["max_history"] and to what the clip has room for); without, it starts the world. `actions` False leaves the
+    With `memory` the target follows a history of random length (a multiple of `chunk`, 0 included, up to
+    frozen["max_history"] and to what the clip has room for), uniform but for `batches.change_weights`; without, it
+    starts the world. `actions` False leaves the
     action modules out (stage base). Target frames are under their chunk's caption; the memory is under the target's
     first, as it is where a pass has one caption.
 
@@ -65,7 +67,12 @@ def loss(
         start = jnp.zeros((count,), jnp.int32)
         if memory:
             start = batches.draw_history(
-                rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=room
+                rng.fold(key, "history"),
+                count,
+                chunk=chunk,
+                maximum=frozen["max_history"],
+                limit=room,
+                weights=batches.change_weights(rows["caption_ids"], change_weight),
             )
         positions = batches.frame_range(start, frames)
         x0, y, rows_of_actions = (take_frames(a, positions) for a in (clip.latents, clip.y, clip.actions))

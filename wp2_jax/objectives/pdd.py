@@ -93,6 +93,7 @@ def loss(
     solver: str = "euler",
     guide_scale: float = 3.5,
     caption_dropout: float = 0.1,
+    change_weight: float = 1.0,
 ) -> tuple[Scalar, Metrics]:
     """The regression of u_k on the frozen stage-4 model, all chunks of the target in one masked pass.
 
@@ -116,6 +117,7 @@ def loss(
             frames=frames,
             chunk=chunk,
             caption_dropout=caption_dropout,
+            change_weight=change_weight,
         )
         null = jnp.broadcast_to(
             batches.null_context(params, frozen, encode_text).astype(contexts.dtype), contexts.shape

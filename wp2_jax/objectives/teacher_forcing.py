@@ -48,12 +48,19 @@ def scene(
     frames: int,
     chunk: int,
     caption_dropout: float,
+    change_weight: float,
 ) -> Scene:
-    """Draws the history's length (up to frozen["max_history"]) and which captions are dropped."""
+    """Draws the history's length (up to frozen["max_history"], uniform but for `batches.change_weights`) and which
+    captions are dropped."""
     count, clip_frames = rows["latents"].shape[:2]
     clip = batches.clip_from_batch(rows, chunk)
     start = batches.draw_history(
-        rng.fold(key, "history"), count, chunk=chunk, maximum=frozen["max_history"], limit=clip_frames - frames
+        rng.fold(key, "history"),
+        count,
+        chunk=chunk,
+        maximum=frozen["max_history"],
+        limit=clip_frames - frames,
+        weights=batches.change_weights(rows["caption_ids"], change_weight),
     )
     contexts = batches.encode_captions(
         params,
@@ -81,11 +88,12 @@ def loss(
     temporal: int = 1,
     shift: float = 5.0,
     caption_dropout: float = 0.1,
+    change_weight: float = 1.0,
 ) -> tuple[Scalar, Metrics]:
     """Mean squared velocity error of `frames` target latent frames in chunks, one sigma a chunk.
 
-    The history before them is uniform over the multiples of `chunk` up to frozen["max_history"] and to what the clip
-    has room for. Captions go by token (`passes.teacher_forcing`). params["experts"][name] are velocity models.
+    The history before them is a multiple of `chunk`, up to frozen["max_history"] and to what the clip has room for,
+    drawn uniformly but for `batches.change_weights`. Captions go by token (`passes.teacher_forcing`). params["experts"][name] are velocity models.
     Metrics as in `flow_matching.loss`. Raises ValueError where the target does not fit.
     """
     check_frames(batch["latents"].shape[1], frames, chunk)
@@ -100,6 +108,7 @@ def loss(
             frames=frames,
             chunk=chunk,
             caption_dropout=caption_dropout,
+            change_weight=change_weight,
         )
         sigma = experts.sample_sigma(rng.fold(key, "sigma"), name, (len(x0), frames // chunk), shift)
         level = jnp.repeat(sigma, chunk, axis=1)

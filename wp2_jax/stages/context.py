@@ -85,6 +85,8 @@ class Context:
                 "camera": {"width": self.config.world.width, "height": self.config.world.height},
                 "script": {
                     "latents": data.latents,
+                    "event": data.event,
+                    "event_density": data.event_density,
                     "motion": {name: data[name] for name in ("yaw_degrees", "pitch_degrees", "step")},
                 },
             }

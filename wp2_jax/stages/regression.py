@@ -105,8 +105,11 @@ def _shared(context: Context) -> dict[str, Any]:
     }
 
 
-def _memory_sizes(context: Context) -> dict[str, int]:
-    return {"sink": context.config.world.sink, "temporal": context.config.world.temporal}
+def _history(context: Context) -> dict[str, Any]:
+    """Static arguments of the objectives whose target follows a history."""
+    config = context.config
+    sizes = {"sink": config.world.sink, "temporal": config.world.temporal}
+    return sizes | {"change_weight": config.objective.change_weight}
 
 
 def _fresh_experts(context: Context, key: jax.Array) -> Params:
@@ -242,7 +245,7 @@ def memory_2_stage(context: Context) -> Setup:
         return {"experts": memory.merged(trained, backbone, LOW_RANK_SCALE)}
 
     loss = functools.partial(
-        flow_matching.loss, **_shared(context), **_memory_sizes(context), frames=objective.target, memory=True
+        flow_matching.loss, **_shared(context), **_history(context), frames=objective.target, memory=True
     )
     length = objective.history + objective.target
     train, held_out = context.loaders(lambda split: context.clips(split, length))
@@ -262,7 +265,7 @@ def teacher_forcing_stage(context: Context) -> Setup:
     """Stage 4: the causal student, all chunks of a target in one masked pass."""
     objective = context.config.objective
     loss = functools.partial(
-        teacher_forcing.loss, **_shared(context), **_memory_sizes(context), frames=objective.target
+        teacher_forcing.loss, **_shared(context), **_history(context), frames=objective.target
     )
     length = objective.history + objective.target
     train, held_out = context.loaders(lambda split: context.clips(split, length))
@@ -297,7 +300,7 @@ def pdd_stage(context: Context) -> Setup:
     loss = functools.partial(
         pdd.loss,
         **shared,
-        **_memory_sizes(context),
+        **_history(context),
         teachers=expert_models(world.dit, names),
         schedule=table,
         frames=objective.target,
