@@ -36,6 +36,24 @@ def test_history_lengths_are_uniform_multiples_within_all_bounds():
         draw(maximum=12, limit=4, minimum=8)
 
 
+def test_targets_begin_likelier_where_the_caption_changes():
+    ids = jnp.asarray([[[1, 2], [1, 2], [1, 3], [1, 3], [1, 2], [4, 2]]], jnp.int32)
+    weights = batches.change_weights(ids, 3.0)
+    np.testing.assert_array_equal(weights, [[1, 1, 3, 1, 3, 3]])
+    assert batches.change_weights(ids, 1.0) is None
+    draw = functools.partial(
+        batches.draw_history, jax.random.key(0), 8000, chunk=4, weights=jnp.repeat(weights, 8000, axis=0)
+    )
+    lengths = np.asarray(draw(maximum=40, limit=16))
+    assert lengths.dtype == np.int32
+    # Chunk 5 is past the limit; the others in proportion to 1, 1, 3, 1, 3.
+    values, counts = np.unique(lengths, return_counts=True)
+    assert values.tolist() == [0, 4, 8, 12, 16]
+    np.testing.assert_allclose(counts / 8000, np.array([1, 1, 3, 1, 3]) / 9, atol=0.02)
+    assert np.unique(draw(maximum=4, limit=16)).tolist() == [0, 4]
+    assert np.unique(draw(maximum=0, limit=16, minimum=8)).tolist() == [8]
+
+
 def test_clip_counts_captions_by_chunk():
     clip = batches.clip_from_batch(random_batch(0, 2, 12), CHUNK)
     assert np.asarray(clip.captions).tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]] * 2

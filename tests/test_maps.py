@@ -249,8 +249,26 @@ def test_events_are_in_their_interval_and_watched():
     assert sum(len(kinds) for kinds in events.CATEGORIES.values()) == 8
 
 
+def test_dense_events_fill_a_clip():
+    config = script.ScriptConfig(latents=160, navigation=0, loop_closure=0, event=1, event_density=0.9)
+    counts = []
+    for index in range(20):
+        written = script.write(maps.generate(index // 3), config, 2, index)
+        sentences = [i.event for i in written.caption.dynamic_interactions]
+        assert len(written.rows) == 160 and len(sentences) == 8
+        counts.append(sum(sentence is not None for sentence in sentences))
+        if counts[-1] > 1:
+            # What comes goes again before it comes anew.
+            kinds = [events.kind_of(sentence) for sentence in sentences if sentence]
+            assert all(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+    # Picking up and blasts happen once.
+    assert np.mean([n >= 5 for n in counts]) > 0.5 and min(counts) >= 1
+
+
 def test_config_errors_name_the_field():
     with pytest.raises(ValueError, match="latents=10"):
         script.ScriptConfig(latents=10)
     with pytest.raises(ValueError, match="first_person=2"):
         script.ScriptConfig(first_person=2)
+    with pytest.raises(ValueError, match="event_density=-1"):
+        script.ScriptConfig(event_density=-1)
