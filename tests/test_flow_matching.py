@@ -39,6 +39,7 @@ def test_history_lengths_are_uniform_multiples_within_all_bounds():
 def test_targets_begin_likelier_where_the_caption_changes():
     ids = jnp.asarray([[[1, 2], [1, 2], [1, 3], [1, 3], [1, 2], [4, 2]]], jnp.int32)
     weights = batches.change_weights(ids, 3.0)
+    assert weights is not None
     np.testing.assert_array_equal(weights, [[1, 1, 3, 1, 3, 3]])
     assert batches.change_weights(ids, 1.0) is None
     draw = functools.partial(

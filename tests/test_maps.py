@@ -1,5 +1,6 @@
 """Generated maps, their collision, the walker's kinematics and the scripts of clips; no engine is started."""
 
+import itertools
 import math
 import re
 import struct
@@ -260,7 +261,7 @@ def test_dense_events_fill_a_clip():
         if counts[-1] > 1:
             # What comes goes again before it comes anew.
             kinds = [events.kind_of(sentence) for sentence in sentences if sentence]
-            assert all(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+            assert all(a != b for a, b in itertools.pairwise(kinds))
     # Picking up and blasts happen once.
     assert np.mean([n >= 5 for n in counts]) > 0.5 and min(counts) >= 1
 

@@ -9,7 +9,7 @@ import pytest
 import random_workdir
 from random_workdir import PITCH, YAW, the_world
 
-from wp2_jax import sharding
+from wp2_jax import sharding, xla_flags
 from wp2_jax.controls.actions import parse_actions
 from wp2_jax.controls.inputs import load_inputs
 from wp2_jax.inference import generate, load, stream
@@ -118,6 +118,30 @@ def test_an_action_acts_from_its_frame_on(spec, student, contexts):
         made.append(videos)
     np.testing.assert_array_equal(made[0][0], made[1][0])
     assert np.abs(made[0][1] - made[1][1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["few_step", "ar", "bi"])
+def test_keys_of_a_caption_stand_for_its_context(student, contexts, mode):
+    """Two chunks from contexts, whose keys every pass makes anew, and from keys made once: null caption included."""
+    world = student.world
+    spec = world.stream(mode, 4, **({} if mode == "few_step" else {"steps": 2}))
+    params = student.params
+    if mode != "few_step":
+        params = {**params, "experts": {name: random_workdir.experts(10)[name] for name in spec.experts.names}}
+    image = jnp.zeros((1, spec.height, spec.width, 3))
+    rows = jnp.asarray(rows_of("w-8")[None])
+    start, emit, absorb = generate.programs(xla_flags.quick_compile("cpu"))
+    made = []
+    for of in (lambda context: context, lambda context: generate.caption(spec, params, context)):
+        state = start(spec, params, image, 8, of(contexts[3]), jnp.copy(KEY))
+        state, first = emit(spec, params, state, rows[:, :4], of(contexts[0]), first=True)
+        state, _ = absorb(spec, params, state, first, first=True)
+        _, second = emit(spec, params, state, rows[:, 4:], of(contexts[1]), first=False)
+        made.append((first.latents, second.latents))
+    for plain, kept in zip(*made, strict=True):
+        assert np.abs(np.asarray(plain)).max() > 0.1
+        np.testing.assert_allclose(kept, plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_raises(AssertionError, np.testing.assert_allclose, made[0][0], made[0][1], rtol=1e-2)
 
 
 def test_memory_takes_each_frame_s_own_action(spec, student, contexts):

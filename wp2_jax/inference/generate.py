@@ -33,6 +33,8 @@ from wp2_jax.inference.world import World
 CONDITION_CHUNKS = 16
 MAX_SEED = 2**31 - 1
 _SHEET_CELLS = 60
+# Captions whose keys are kept: an event comes and goes, and at full size one takes hundreds of megabytes.
+_KEPT_CAPTIONS = 4
 
 
 def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[..., Any], ...]:
@@ -49,6 +51,7 @@ def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[.
 
 
 start, emit, absorb = programs()
+caption = jax.jit(stream.caption, static_argnums=0)
 encode_text = jax.jit(World.encode_text, static_argnums=0)
 
 
@@ -185,16 +188,16 @@ def generate(loaded: Loaded, request: Request, seed: int, *, steps: int | None =
 
 
 def _chunks(loaded: Loaded, request: Request, spec: StreamSpec, key: jax.Array) -> Iterator[np.ndarray]:
-    @functools.cache
-    def context_of(caption: int) -> jax.Array:
-        return encode_text(loaded.world, loaded.text_params, jnp.asarray(request.caption_ids[caption][None, None]))
+    def encode(ids: np.ndarray) -> stream.Caption:
+        return caption(spec, loaded.params, encode_text(loaded.world, loaded.text_params, jnp.asarray(ids[None])))
 
-    null = encode_text(loaded.world, loaded.text_params, jnp.asarray(request.null_ids[None]))
+    caption_of = functools.lru_cache(_KEPT_CAPTIONS)(lambda number: encode(request.caption_ids[number][None]))
+    null = encode(request.null_ids) if spec.guided else None
     state = start(spec, loaded.params, jnp.asarray(request.image[None]), condition_frames(spec), null, key)
     for index in range(request.chunks):
         rows = jnp.asarray(request.rows[None, index * spec.chunk : (index + 1) * spec.chunk])
-        context = context_of(request.caption_of_chunk[index])
-        state, made = emit(spec, loaded.params, state, rows, context, first=index == 0)
+        told = caption_of(request.caption_of_chunk[index])
+        state, made = emit(spec, loaded.params, state, rows, told, first=index == 0)
         if index < request.chunks - 1:
             state, _ = absorb(spec, loaded.params, state, made, first=index == 0)
         yield np.asarray(made.video)[0]

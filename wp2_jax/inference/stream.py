@@ -8,6 +8,7 @@ Everything a world knows is one immutable `StreamState`; `step` is emit and abso
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -19,10 +20,13 @@ from wp2_jax.diffusion import guidance, pdd, samplers
 from wp2_jax.inference import condition
 from wp2_jax.inference.spec import StreamSpec
 from wp2_jax.models import masks, passes
-from wp2_jax.models.frames import Frames
+from wp2_jax.models.frames import CaptionKeys, Frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
 from wp2_jax.rng import fold
+
+Caption = jax.Array | Mapping[str, CaptionKeys]
+"""What a chunk is told: its context [B, 1, S, text_dim], or that of `caption`, by expert."""
 
 
 class ExpertState(flax.struct.PyTreeNode):
@@ -47,7 +51,7 @@ class StreamState(flax.struct.PyTreeNode):
     key: jax.Array
     y: jnp.ndarray
     lr_y: jnp.ndarray
-    null_context: jnp.ndarray
+    null_caption: Any  # Caption
     decoder: Any
     encoder: Any
     experts: dict[str, ExpertState]
@@ -62,7 +66,7 @@ class Chunk(flax.struct.PyTreeNode):
     latents: jnp.ndarray
     video: jnp.ndarray
     actions: jnp.ndarray
-    context: jnp.ndarray
+    caption: Any  # Caption
     trace: dict[str, jnp.ndarray]
 
 
@@ -73,13 +77,24 @@ class Noise(flax.struct.PyTreeNode):
     renoise: Any  # array or None
 
 
+def caption(spec: StreamSpec, params, context: jnp.ndarray) -> dict[str, CaptionKeys]:
+    """A context [B, 1, S, text_dim] as every pass reads it: made once, it serves as long as the caption stays."""
+    return {name: passes.caption_keys(spec.models[name], params["experts"][name], context) for name in spec.models}
+
+
+def _text(caption: Caption, name: str) -> passes.Text:
+    """One expert's side of a caption."""
+    return caption[name] if isinstance(caption, Mapping) else caption
+
+
 def start(
-    spec: StreamSpec, params, image: jnp.ndarray, frames: int, null_context: jnp.ndarray, key: jax.Array
+    spec: StreamSpec, params, image: jnp.ndarray, frames: int, null_caption: Caption | None, key: jax.Array
 ) -> StreamState:
     """The state of a new world of `frames` latent frames.
 
-    params {"experts": {name: tree}, "autoencoder": tree}; image [B, H, W, 3] about [-1, 1]; null_context
-    [B, 1, S, text_dim]. `frames` may be smaller than the world: past the encoder's reach y no longer changes.
+    params {"experts": {name: tree}, "autoencoder": tree}; image [B, H, W, 3] about [-1, 1]; null_caption, that of the
+    guidance, None where the stream has none. `frames` may be smaller than the world: past the encoder's reach y no
+    longer changes.
     """
     batch = image.shape[0]
     autoencoder = spec.autoencoder
@@ -92,7 +107,7 @@ def start(
         key=key,
         y=y,
         lr_y=lr_y,
-        null_context=null_context,
+        null_caption=null_caption,
         decoder=call(autoencoder, weights, "init_decode_state", *size),
         encoder=call(autoencoder, weights, "init_encode_state", *small),
         experts={name: _empty_expert(spec, name, batch) for name in spec.experts.names},
@@ -152,21 +167,21 @@ def chunk_frames(spec: StreamSpec, model, params, x, y, t, actions, index) -> Fr
     return passes.full_frames(model, params, x, y, t, actions, positions, jnp.zeros_like(positions))
 
 
-def run_block(spec: StreamSpec, params, state: StreamState, block: pdd.Block, x, y, actions, context):
+def run_block(spec: StreamSpec, params, state: StreamState, block: pdd.Block, x, y, actions, caption: Caption):
     """One few-step pass: (displacement, endpoint velocity), each [B, C, h, w, 16]. Used by emit and by replay."""
     model, tree = spec.models[block.expert], params["experts"][block.expert]
     t = float(spec.pdd_schedule.timesteps[block.start])
     frames = chunk_frames(spec, model, tree, x, y, t, actions, state.index)
-    cache = state.experts[block.expert].cache
-    return passes.denoise(model, tree, cache, frames, context, jnp.asarray(block.local_index, jnp.int32))
+    cache, text = state.experts[block.expert].cache, _text(caption, block.expert)
+    return passes.denoise(model, tree, cache, frames, text, jnp.asarray(block.local_index, jnp.int32))
 
 
-def _emit_few_step(spec: StreamSpec, params, state, y, actions, context, noise: Noise, trace: bool):
+def _emit_few_step(spec: StreamSpec, params, state, y, actions, caption: Caption, noise: Noise, trace: bool):
     table = spec.pdd_schedule
     x = noise.initial
     inputs, cleans = [], []
     for index, block in enumerate(table.blocks):
-        displacement, velocity = run_block(spec, params, state, block, x, y, actions, context)
+        displacement, velocity = run_block(spec, params, state, block, x, y, actions, caption)
         clean = pdd.block_x0(x, displacement, velocity, float(table.lasts[index]))
         inputs.append(x)
         cleans.append(clean)
@@ -175,34 +190,38 @@ def _emit_few_step(spec: StreamSpec, params, state, y, actions, context, noise: 
     return clean, {"input": jnp.stack(inputs), "x0": jnp.stack(cleans)} if trace else {}
 
 
-def _predict(spec: StreamSpec, params, state, y, actions, context, name: str, scale: float, first: bool):
+def _predict(spec: StreamSpec, params, state, y, actions, caption: Caption, name: str, scale: float, first: bool):
     """velocity(x, t, sigma, index) of one expert, guided."""
     model, tree, memory = spec.models[name], params["experts"][name], state.experts[name]
 
-    def branch(context: jnp.ndarray, cache: Any):
+    def branch(caption: Caption, cache: Any):
+        text = _text(caption, name)
+
         def velocity(x, t, sigma, index):
             generated = chunk_frames(spec, model, tree, x, y, t, actions, state.index)
             if spec.mode == "ar":
-                return passes.denoise(model, tree, cache, generated, context)
+                return passes.denoise(model, tree, cache, generated, text)
             if first:
-                return passes.bidirectional_frames(model, tree, [generated], context, None)
+                return passes.bidirectional_frames(model, tree, [generated], text, None)
             groups = [group for group in memory.tokens if group is not None]
             length = jnp.broadcast_to(state.index * spec.chunk, (x.shape[0],))
             mask = masks.bidirectional(
                 length, spec.sink, memory.tokens[1].count, spec.temporal, spec.chunk, spec.layout.time_factor
             )
-            return passes.bidirectional_frames(model, tree, [*groups, generated], context, mask)
+            return passes.bidirectional_frames(model, tree, [*groups, generated], text, mask)
 
         return velocity
 
     if scale == 1.0:
-        return branch(context, memory.cache)
-    return guidance.guided(branch(context, memory.cache), branch(state.null_context, memory.null_cache), scale)
+        return branch(caption, memory.cache)
+    return guidance.guided(branch(caption, memory.cache), branch(state.null_caption, memory.null_cache), scale)
 
 
-def _emit_many_step(spec: StreamSpec, params, state, y, actions, context, noise: Noise, first: bool, trace: bool):
+def _emit_many_step(
+    spec: StreamSpec, params, state, y, actions, caption: Caption, noise: Noise, first: bool, trace: bool
+):
     predict = {
-        name: _predict(spec, params, state, y, actions, context, name, scale, first)
+        name: _predict(spec, params, state, y, actions, caption, name, scale, first)
         for name, scale in zip(spec.experts.names, spec.guidance, strict=True)
     }
     if not trace:
@@ -223,7 +242,7 @@ def emit(
     params,
     state: StreamState,
     actions: jnp.ndarray,
-    context: jnp.ndarray,
+    caption: Caption,
     *,
     first: bool,
     noise: Noise | None = None,
@@ -231,18 +250,18 @@ def emit(
 ) -> tuple[StreamState, Chunk]:
     """Generates and decodes the next chunk; the memory is not touched.
 
-    actions [B, C, 6]; context [B, 1, S, text_dim]; `first` static: the world's first chunk. `noise` is drawn from the
+    actions [B, C, 6]; `first` static: the world's first chunk. `noise` is drawn from the
     state unless given. The state that comes back only has its decoder advanced.
     """
     noise = draw_noise(spec, state) if noise is None else noise
     y, _ = chunk_y(spec, state)
     if spec.mode == "few_step":
-        latents, inner = _emit_few_step(spec, params, state, y, actions, context, noise, trace)
+        latents, inner = _emit_few_step(spec, params, state, y, actions, caption, noise, trace)
     else:
-        latents, inner = _emit_many_step(spec, params, state, y, actions, context, noise, first, trace)
+        latents, inner = _emit_many_step(spec, params, state, y, actions, caption, noise, first, trace)
     weights = params["autoencoder"]
     decoder, video = call(spec.autoencoder, weights, "decode_chunk", state.decoder, latents, first)
-    return state.replace(decoder=decoder), Chunk(latents, video, actions, context, inner)
+    return state.replace(decoder=decoder), Chunk(latents, video, actions, caption, inner)
 
 
 def absorb(spec: StreamSpec, params, state: StreamState, chunk: Chunk, *, first: bool) -> tuple[StreamState, Any]:
@@ -307,17 +326,17 @@ def _absorb_expert(spec: StreamSpec, params, name: str, state, chunk: Chunk, lr_
         )
         return expert.replace(compressor=compressor, tokens=(sink if first else old_sink, buffer, temporal))
     fill = functools.partial(passes.prefill, model, params)
-    cache = fill(expert.cache, sink, memory, temporal, chunk.context)
+    cache = fill(expert.cache, sink, memory, temporal, _text(chunk.caption, name))
     null_cache = expert.null_cache
     if null_cache is not None:
-        null_cache = fill(null_cache, sink, memory, temporal, state.null_context)
+        null_cache = fill(null_cache, sink, memory, temporal, _text(state.null_caption, name))
     return expert.replace(compressor=compressor, cache=cache, null_cache=null_cache)
 
 
 def step(
-    spec: StreamSpec, params, state: StreamState, actions: jnp.ndarray, context: jnp.ndarray, *, first: bool
+    spec: StreamSpec, params, state: StreamState, actions: jnp.ndarray, caption: Caption, *, first: bool
 ) -> tuple[StreamState, jnp.ndarray]:
-    """One chunk: (state, actions [B, C, 6], context [B, 1, S, text_dim]) -> (state, pictures [B, F, H, W, 3])."""
-    state, chunk = emit(spec, params, state, actions, context, first=first)
+    """One chunk: (state, actions [B, C, 6], caption) -> (state, pictures [B, F, H, W, 3])."""
+    state, chunk = emit(spec, params, state, actions, caption, first=first)
     state, _ = absorb(spec, params, state, chunk, first=first)
     return state, chunk.video

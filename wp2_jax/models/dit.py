@@ -13,7 +13,16 @@ import jax.numpy as jnp
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
 from wp2_jax.models.attention import attend
-from wp2_jax.models.frames import Frames, Stream, Write, frame_of_token, runs_of, take_frames, time_of_token
+from wp2_jax.models.frames import (
+    CaptionKeys,
+    Frames,
+    Stream,
+    Write,
+    frame_of_token,
+    runs_of,
+    take_frames,
+    time_of_token,
+)
 from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
 from wp2_jax.models.pdd_heads import FORMS, Head
 
@@ -94,24 +103,36 @@ class _SelfAttention(nn.Module):
         return out, cached
 
 
-class _CrossAttention(nn.Module):
+class CrossAttention(nn.Module):
+    """Tokens over their captions; `keys` is the captions' side of it."""
+
     config: DiTConfig
 
-    @nn.compact
-    def __call__(self, x: jnp.ndarray, stream: Stream) -> jnp.ndarray:
+    def setup(self):
         config = self.config
         owner = _Dtypes.of(config)
-        q = layers.dense(config.dim, owner, "q")(x)
-        k, v = (layers.dense(config.dim, owner, name)(stream.context) for name in ("k", "v"))
-        q = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_q")(q)
-        k = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_k")(k)
-        q, k, v = (a.reshape(*a.shape[:-1], config.num_heads, config.head_dim) for a in (q, k, v))
+        self.q, self.k, self.v, self.out = (layers.dense(config.dim, owner, name) for name in ("q", "k", "v", "out"))
+        self.norm_q = layers.RMSNorm(config.eps, owner.param_dtype)
+        self.norm_k = layers.RMSNorm(config.eps, owner.param_dtype)
+
+    def _heads(self, x: jnp.ndarray) -> jnp.ndarray:
+        return x.reshape(*x.shape[:-1], self.config.num_heads, self.config.head_dim)
+
+    def keys(self, context: jnp.ndarray) -> CaptionKeys:
+        """Embedded contexts [B, C, S, D] -> k and v [B, C, S, N, K] of this layer."""
+        return CaptionKeys(self._heads(self.norm_k(self.k(context))), self._heads(self.v(context)))
+
+    def __call__(self, x: jnp.ndarray, keys: CaptionKeys | None, stream: Stream) -> jnp.ndarray:
+        if keys is None:
+            assert stream.context is not None
+            keys = self.keys(stream.context)
+        q = self._heads(self.norm_q(self.q(x)))
         out = (
-            attend(q, k[:, 0], v[:, 0])
+            attend(q, keys.k[:, 0], keys.v[:, 0])
             if stream.captions is None
-            else _attend_captions(q, k, v, stream.captions, stream.runs)
+            else _attend_captions(q, keys.k, keys.v, stream.captions, stream.runs)
         )
-        return layers.dense(config.dim, owner, "out")(out.reshape(*out.shape[:2], config.dim))
+        return self.out(out.reshape(*out.shape[:2], self.config.dim))
 
 
 def _attend_captions(
@@ -147,7 +168,7 @@ class Block(nn.Module):
     config: DiTConfig
 
     @nn.compact
-    def __call__(self, x: jnp.ndarray, cached, stream: Stream):
+    def __call__(self, x: jnp.ndarray, cached, keys: CaptionKeys | None, stream: Stream):
         config = self.config
         owner = _Dtypes.of(config)
         table = self.param("modulation", nn.initializers.normal(config.dim**-0.5), (6, config.dim), owner.param_dtype)
@@ -160,7 +181,7 @@ class Block(nn.Module):
         x = x + h.astype(jnp.float32) * gate1
 
         h = layers.LayerNorm(config.eps, owner.param_dtype, name="cross_norm")(x).astype(owner.dtype)
-        h = _CrossAttention(config, name="cross_attention")(h, stream)
+        h = CrossAttention(config, name="cross_attention")(h, keys, stream)
         x = x + h.astype(jnp.float32)
 
         if stream.action is not None:
@@ -215,7 +236,7 @@ class DiT(nn.Module):
             _block_class(config.remat),
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType]
+            in_axes=(0, 0, nn.broadcast),  # pyright: ignore[reportArgumentType]
             out_axes=0,
             length=config.num_layers,
             unroll=config.unroll,
@@ -256,12 +277,15 @@ class DiT(nn.Module):
     def prepare(
         self,
         groups: Sequence[Frames],
-        contexts: jnp.ndarray,
+        text: jnp.ndarray | CaptionKeys,
         mask: jnp.ndarray | None = None,
         chunks: jnp.ndarray | None = None,
         write: Write | None = None,
     ) -> tuple[jnp.ndarray, jnp.ndarray, Stream]:
-        """Joins frame groups into hidden tokens [B, L, D] float32, time embeddings e and what the blocks read."""
+        """Joins frame groups into hidden tokens [B, L, D] float32, time embeddings e and what the blocks read.
+
+        `text`: contexts [B, C, S, text_dim], or their caption keys, which `run_blocks` is then given too.
+        """
         config = self.config
         frame_index, time_index = frame_of_token(groups), time_of_token(groups)
         e, e0 = self.encode_time(jnp.concatenate([group.t.astype(jnp.float32) for group in groups], axis=1))
@@ -279,8 +303,9 @@ class DiT(nn.Module):
             for group in groups
         ]
         cos, sin = (jnp.concatenate(parts, axis=1) for parts in zip(*tables, strict=True))
+        known = isinstance(text, CaptionKeys)
         captions = None
-        if contexts.shape[1] > 1:
+        if (text.k.shape[2] if known else text.shape[1]) > 1:
             captions = jnp.concatenate([group.captions for group in groups], axis=1)
         stream = Stream(
             e0=e0,
@@ -288,7 +313,7 @@ class DiT(nn.Module):
             cos=cos,
             sin=sin,
             mask=mask,
-            context=self.encode_text(contexts),
+            context=None if known else self.encode_text(text),
             captions=captions,
             chunks=chunks,
             frame_index=jnp.asarray(frame_index),
@@ -299,9 +324,9 @@ class DiT(nn.Module):
         tokens = jnp.concatenate([group.tokens for group in groups], axis=1).astype(jnp.float32)
         return tokens, e, stream
 
-    def run_blocks(self, x: jnp.ndarray, stream: Stream, cached=None):
+    def run_blocks(self, x: jnp.ndarray, stream: Stream, cached=None, keys: CaptionKeys | None = None):
         """All layers. x [B, L, D]; cached: None or (k, v), each [layers, B, tokens, N, K] -> x, cached."""
-        return self.blocks(x, cached, stream)
+        return self.blocks(x, cached, keys, stream)
 
     def output(
         self, x: jnp.ndarray, e: jnp.ndarray, stream: Stream, tail: int, rows: int, cols: int, block=None

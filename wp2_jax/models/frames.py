@@ -85,15 +85,26 @@ class Write:
         return jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
 
 
+class CaptionKeys(flax.struct.PyTreeNode):
+    """What every layer's cross-attention makes of captions: keys after norm, and values.
+
+    k and v [layers, B, C, S, N, K]. A caption's stay the same from pass to pass, so that they are made once
+    (`passes.caption_keys`).
+    """
+
+    k: jnp.ndarray
+    v: jnp.ndarray
+
+
 class Stream(flax.struct.PyTreeNode):
-    """What every block reads besides the hidden tokens."""
+    """What every block reads besides the hidden tokens, its own cache and its own caption keys."""
 
     e0: jnp.ndarray  # [B, U, 6, D] float32
     action: jnp.ndarray | None  # [B, F, D]
     cos: jnp.ndarray  # [B, L, K/2]
     sin: jnp.ndarray
     mask: jnp.ndarray | None  # [B or 1, L, keys]
-    context: jnp.ndarray  # [B, C, S, D]
+    context: jnp.ndarray | None  # [B, C, S, D], without caption keys
     captions: jnp.ndarray | None  # [B, F] int32, which of C > 1 each frame reads
     chunks: Any  # int32 scalar, with a cache
     frame_index: jnp.ndarray  # [L]

@@ -11,10 +11,13 @@ import numpy as np
 
 from wp2_jax.models import cache as kv
 from wp2_jax.models import masks
-from wp2_jax.models.dit import DiT, DiTConfig
-from wp2_jax.models.frames import Frames, Write, frame_of_token, take_frames
+from wp2_jax.models.dit import CrossAttention, DiT, DiTConfig
+from wp2_jax.models.frames import CaptionKeys, Frames, Write, frame_of_token, take_frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
+
+Text = jax.Array | CaptionKeys
+"""What frames are told: contexts [B, C, S, text_dim], or what `caption_keys` has made of them."""
 
 
 class History(flax.struct.PyTreeNode):
@@ -39,6 +42,31 @@ def init(config: DiTConfig, key: jax.Array) -> Any:
     y = jnp.zeros((1, 2, side, side, config.condition_channels))
     contexts = jnp.zeros((1, 1, 1, config.text_dim))
     return DiT(config).init(key, latents, y, jnp.zeros((1, 2, 6)), contexts)["params"]
+
+
+def caption_keys(model: DiT, params, contexts: jnp.ndarray) -> CaptionKeys:
+    """Contexts [B, C, S, text_dim] as all layers' cross-attention reads them, for any number of passes."""
+    embedded = call(model, params, "encode_text", contexts)
+    attention = CrossAttention(model.config)
+    return jax.vmap(lambda layer: call(attention, layer, "keys", embedded))(params["blocks"]["cross_attention"])
+
+
+def _run(
+    model: DiT,
+    params,
+    groups: list[Frames],
+    text: Text,
+    mask,
+    cache: kv.KVCache | None = None,
+    write: Write | None = None,
+):
+    """All layers over joined groups: (tokens, e, stream, cache contents)."""
+    chunks = None if cache is None or write is None else cache.chunks
+    x, e, stream = call(model, params, "prepare", groups, text, mask, chunks, write)
+    cached = None if cache is None else (cache.k, cache.v)
+    keys = text if isinstance(text, CaptionKeys) else None
+    x, cached = call(model, params, "run_blocks", x, stream, cached, keys)
+    return x, e, stream, cached
 
 
 def compress(model: DiT, params, history: History) -> jnp.ndarray:
@@ -155,13 +183,12 @@ def bidirectional(
 
 
 def bidirectional_frames(
-    model: DiT, params, groups: list[Frames], contexts: jnp.ndarray, mask: jnp.ndarray | None, block=None
+    model: DiT, params, groups: list[Frames], text: Text, mask: jnp.ndarray | None, block=None
 ) -> jnp.ndarray:
     """One pass over ready groups, of which the last is generated; mask over frames or None."""
     index = frame_of_token(groups)
     token_mask = None if mask is None else masks.expand(mask, index, index)
-    x, e, stream = call(model, params, "prepare", groups, contexts, token_mask)
-    x, _ = call(model, params, "run_blocks", x, stream)
+    x, e, stream, _ = _run(model, params, groups, text, token_mask)
     last = groups[-1]
     tail = last.count * last.grid
     return call(model, params, "output", x, e, stream, tail, last.rows, last.cols, block)
@@ -187,7 +214,7 @@ def prefill(
     sink: Frames | None,
     compressed: Frames,
     temporal: Frames | None,
-    contexts: jnp.ndarray,
+    text: Text,
 ) -> kv.KVCache:
     """Takes new memory into a cache: the sink the first time only (else None), new cmp frames, the new tmp.
 
@@ -198,9 +225,7 @@ def prefill(
     first = cache.layout.sink > 0 and sink is not None
     mask = masks.prefill(layout, cache.chunks, first, compressed.count)
     mask = masks.expand(mask, frame_of_token(groups), masks.cache_frames(layout))
-    write = Write(layout, first)
-    x, _, stream = call(model, params, "prepare", groups, contexts, mask, cache.chunks, write)
-    _, (k, v) = call(model, params, "run_blocks", x, stream, (cache.k, cache.v))
+    *_, (k, v) = _run(model, params, groups, text, mask, cache, Write(layout, first))
     return cache.replace(k=k, v=v, chunks=cache.chunks + compressed.count // layout.memory_frames)
 
 
@@ -209,7 +234,7 @@ def denoise(
     params,
     cache: kv.KVCache,
     generated: Frames,
-    contexts: jnp.ndarray,
+    text: Text,
     block: jnp.ndarray | None = None,
 ) -> jnp.ndarray:
     """Head outputs for one chunk that sees the cache and itself: velocity, bank or fused outputs by the head's form."""
@@ -218,8 +243,7 @@ def denoise(
     cache_index = masks.cache_frames(cache.layout)
     keys = cache_index.max(initial=-1) + 1 + index
     mask = masks.expand(mask, index, np.concatenate([cache_index, keys]))
-    x, e, stream = call(model, params, "prepare", [generated], contexts, mask)
-    x, _ = call(model, params, "run_blocks", x, stream, (cache.k, cache.v))
+    x, e, stream, _ = _run(model, params, [generated], text, mask, cache)
     tail = generated.count * generated.grid
     return call(model, params, "output", x, e, stream, tail, generated.rows, generated.cols, block)
 
@@ -275,8 +299,7 @@ def teacher_forcing(
     factor = model.config.memory.time_factor
     mask = masks.teacher_forcing(start, sink, compressed.count, temporal, chunk, frames // chunk, factor)
     index = frame_of_token(groups)
-    x, e, stream = call(model, params, "prepare", groups, contexts, masks.expand(mask, index, index))
-    x, _ = call(model, params, "run_blocks", x, stream)
+    x, e, stream, _ = _run(model, params, groups, contexts, masks.expand(mask, index, index))
     grid = groups[-1].grid
     lead = sink * grid + compressed.count * compressed.grid
     group = (temporal + chunk) * grid

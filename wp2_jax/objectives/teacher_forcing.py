@@ -93,8 +93,9 @@ def loss(
     """Mean squared velocity error of `frames` target latent frames in chunks, one sigma a chunk.
 
     The history before them is a multiple of `chunk`, up to frozen["max_history"] and to what the clip has room for,
-    drawn uniformly but for `batches.change_weights`. Captions go by token (`passes.teacher_forcing`). params["experts"][name] are velocity models.
-    Metrics as in `flow_matching.loss`. Raises ValueError where the target does not fit.
+    drawn uniformly but for `batches.change_weights`. Captions go by token (`passes.teacher_forcing`).
+    params["experts"][name] are velocity models. Metrics as in `flow_matching.loss`. Raises ValueError where the target
+    does not fit.
     """
     check_frames(batch["latents"].shape[1], frames, chunk)
 

@@ -264,9 +264,7 @@ def memory_2_stage(context: Context) -> Setup:
 def teacher_forcing_stage(context: Context) -> Setup:
     """Stage 4: the causal student, all chunks of a target in one masked pass."""
     objective = context.config.objective
-    loss = functools.partial(
-        teacher_forcing.loss, **_shared(context), **_history(context), frames=objective.target
-    )
+    loss = functools.partial(teacher_forcing.loss, **_shared(context), **_history(context), frames=objective.target)
     length = objective.history + objective.target
     train, held_out = context.loaders(lambda split: context.clips(split, length))
     program = loss_program(
