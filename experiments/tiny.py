@@ -86,9 +86,6 @@ def get_config(arg: str = "") -> ConfigDict:
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
     c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0, event=0.3, event_density=0.0))
-    if not quick and stage in ("base", "action"):
-        # Clips of one interval, whose event begins within the first of their windows: an event is seen to happen.
-        c.data.update(dict(directory="data_short", seed=2, clips=4240, latents=12, event=0.6, event_density=0.9))
     if not quick and stage not in SHORT:
         # As many pictures in clips of 40 s on other maps: ways back that are long, and far positions.
         c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160, event=0.6, event_density=0.9))
