@@ -10,11 +10,13 @@ import random_workdir
 from random_workdir import PITCH, YAW, the_world
 
 from wp2_jax import sharding, xla_flags
+from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.actions import parse_actions
 from wp2_jax.controls.inputs import load_inputs
-from wp2_jax.inference import generate, load, stream
+from wp2_jax.inference import generate, load, snapshot, stream
 from wp2_jax.models import passes
 from wp2_jax.models.dit import DiT
+from wp2_jax.tree import TreeMismatchError
 
 CHUNKS = 16
 KEY = jax.random.key(5)
@@ -232,6 +234,28 @@ def test_a_world_can_be_forked(spec, student, contexts):
     assert_equal(straight, again)
     assert_equal(state, snapshot)
     assert np.abs(straight[1] - other[1]).max() > 1e-3
+
+
+def test_a_world_goes_on_from_disk(spec, student, contexts, tmp_path):
+    rows = rows_of("none-4,w-4")
+    about = {"stage": "stable_forcing", "mode": "few_step", "capacity": spec.capacity}
+    state, _ = forward(spec, student, begin(spec, student, contexts), rows[:4], contexts[0], True)
+    path = snapshot.save(tmp_path / "worlds" / "one.safetensors", state, about)
+    like = jax.eval_shape(lambda: begin(spec, student, contexts))
+    loaded = snapshot.load(path, like, about)
+    assert_equal(loaded, state)
+    assert_equal(
+        forward(spec, student, loaded, rows[4:], contexts[1], False),
+        forward(spec, student, state, rows[4:], contexts[1], False),
+    )
+    with pytest.raises(CheckpointError, match="mode 'few_step', not 'ar'"):
+        snapshot.load(path, like, about | {"mode": "ar"})
+    with pytest.raises(TreeMismatchError, match=r"missing +decoder"):
+        snapshot.load(path, like.replace(decoder={"more": like.index}), about)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        snapshot.load(path, like, about)
+    assert [file.name for file in path.parent.iterdir()] == ["one.safetensors"]
 
 
 def test_step_is_emit_and_absorb(spec, student, contexts):

@@ -5,22 +5,18 @@ metadata of the checkpoint they were taken from. It serves wherever a trained st
 stages after it; only its own training cannot go on from it.
 """
 
-import json
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-from safetensors import numpy as safetensors_numpy
 
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
-from wp2_jax.checkpoints import orbax_io
+from wp2_jax.checkpoints import orbax_io, tensor_file
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 
 FILE = "weights.safetensors"
@@ -32,14 +28,14 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
     """The steps whose weights are in a stage's folder, oldest first; of a packed stage the one it was packed at."""
     folder = Path(folder)
     found = orbax_io.steps(folder / _CHECKPOINTS)
-    return found or ([int(_read_metadata(folder)["step"])] if (folder / FILE).is_file() else [])
+    return found or ([int(tensor_file.read_metadata(folder / FILE)["step"])] if (folder / FILE).is_file() else [])
 
 
 def load_metadata(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
     """The metadata of a stage's newest weights, or of those of `step`. Errors: CheckpointError."""
     folder = Path(folder)
     if is_packed(folder):
-        return _read_metadata(folder)
+        return tensor_file.read_metadata(folder / FILE)
     return orbax_io.load_metadata(folder / _CHECKPOINTS, step)
 
 
@@ -56,10 +52,7 @@ def load_params(
     if not is_packed(folder):
         return orbax_io.load_params(folder / _CHECKPOINTS, role, ema=ema, step=step, abstract=abstract)
     path = folder / FILE
-    try:
-        named = safetensors_numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: the weights cannot be read ({error})") from error
+    named = tensor_file.read(path)
     chosen = {name.removeprefix(f"{role}/"): value for name, value in named.items() if name.startswith(f"{role}/")}
     if not chosen:
         roles = sorted({name.split("/")[0] for name in named})
@@ -90,24 +83,9 @@ def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: 
         named |= {f"{role}/{name}": np.asarray(x, jnp.bfloat16) for name, x in tree.named_leaves(weights).items()}
     metadata = load_metadata(folder, step[0])
     kept = {"step": step[0]} | {name: metadata[name] for name in _METADATA if name in metadata}
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=output, suffix=".part", delete=False) as file:
-        file.write(safetensors_numpy.save(named, metadata={"wp2": json.dumps(kept, sort_keys=True)}))
-    Path(file.name).chmod(0o644)
-    os.replace(file.name, output / FILE)
-    return output / FILE
+    return tensor_file.write(output / FILE, named, kept)
 
 
 def is_packed(folder: Path) -> bool:
     """Whether a stage's folder holds packed weights and no run."""
     return not orbax_io.steps(folder / _CHECKPOINTS) and (folder / FILE).is_file()
-
-
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    path = folder / FILE
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            found: Mapping[str, str] = file.metadata() or {}
-        return json.loads(found["wp2"])
-    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: the metadata cannot be read ({error})") from error
