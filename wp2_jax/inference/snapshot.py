@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wp2_jax import tree
@@ -46,7 +47,7 @@ def load(path: str | os.PathLike[str], like: StreamState, about: Mapping[str, An
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _raw(x: Any) -> Any:
