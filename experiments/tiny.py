@@ -29,8 +29,8 @@ RATES = {
     "base": (3e-3, 3e-3),
     "action": (3e-3, 3e-3),
     "memory_1": (1e-3, 1e-3),
-    "memory_2": (2e-3, 2e-3),
-    "teacher_forcing": (2e-3, 2e-3),
+    "memory_2": (1.5e-3, 2e-3),
+    "teacher_forcing": (1.5e-3, 2e-3),
     "pdd": (2e-4, 2e-4),
     "stable_forcing": (2e-5, 2e-5),
 }
