@@ -44,9 +44,8 @@ def loss(
 
     With `memory` the target follows a history of random length (a multiple of `chunk`, 0 included, up to
     frozen["max_history"] and to what the clip has room for), uniform but for `batches.change_weights`; without, it
-    starts the world. `actions` False leaves the
-    action modules out (stage base). Target frames are under their chunk's caption; the memory is under the target's
-    first, as it is where a pass has one caption.
+    starts the world. `actions` False leaves the action modules out (stage base). Target frames are under their chunk's
+    caption; the memory is under the target's first, as it is where a pass has one caption.
 
     params["experts"][name] are velocity models; all that encode_text needs is in params and frozen. Metrics:
     loss/<expert> and loss/<expert>/q0..q3 by quarter of the expert's range, q3 the noisiest.
