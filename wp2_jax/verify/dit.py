@@ -126,7 +126,7 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
 
     @jax.jit
     def run(stream: Stream) -> Any:
-        return Block(model.config).apply({"params": block}, x, None, stream, capture_intermediates=True)
+        return Block(model.config).apply({"params": block}, x, None, None, stream, capture_intermediates=True)
 
     (with_action, _), state = run(stream)
     (without, _), _ = run(stream.replace(action=None))
