@@ -61,6 +61,7 @@ def curve(workdir, stage):
 
 def test_every_stage_runs_from_the_one_before(tmp_path):
     words = [f"--config.{key}={value}" for key, value in SMALLEST.items()]
+    words.append(f"--config.stages={tuple(run.STAGES)}")
     with quick_compilation():
         assert run.curriculum("experiments/tiny.py:quick", tmp_path, words)
     for stage in run.STAGES:

@@ -23,7 +23,7 @@ from wp2_jax.models.experts import expert_models
 STAGES = {
     "few_step": ("stable_forcing", "pdd"),
     "ar": ("teacher_forcing",),
-    "bi": ("memory_2", "action", "base"),
+    "bi": ("memory_2", "events", "action", "base"),
 }
 """The stages of a curriculum that serve a mode, best first."""
 TOKENIZER = "tokenizer.model"

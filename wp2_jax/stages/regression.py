@@ -1,4 +1,5 @@
-"""The stages with one loss: autoencoder, base, action, memory (two phases), teacher forcing, PDD (spec section 5)."""
+"""The stages with one loss: autoencoder, base, action, events, memory (two phases), teacher forcing, PDD (spec
+section 5)."""
 
 import functools
 from collections.abc import Callable
@@ -191,14 +192,27 @@ def base_stage(context: Context) -> Setup:
 
 def action_stage(context: Context) -> Setup:
     """Stage 2: actions."""
+    return _start_of_world(context, "base", window=True)
+
+
+def events_stage(context: Context) -> Setup:
+    """Between stages 2 and 3, where a curriculum has it: what events do, in clips that begin just before one.
+
+    A short target shows a scene as the event has left it; here it is seen to begin, still without a history's cost.
+    """
+    return _start_of_world(context, "action", window=False)
+
+
+def _start_of_world(context: Context, before: str, *, window: bool) -> Setup:
+    """The model without memory, with actions: targets that start a clip, or with `window` any window of one."""
     frames = context.config.objective.target
     loss = functools.partial(flow_matching.loss, **_shared(context), frames=frames, memory=False)
-    train, held_out = context.loaders(lambda split: context.clips(split, frames, window=True))
+    train, held_out = context.loaders(lambda split: context.clips(split, frames, window=window))
     program = loss_program(
         context,
         loss,
         _from_experts(context),
-        given=lambda: {"experts": context.weights("base", "experts", ema=True)},
+        given=lambda: {"experts": context.weights(before, "experts", ema=True)},
         frozen=_text_frozen(context),
         sample=lambda params: samples.rollout(context, "bi", params["experts"], context.text_params, chunks=1),
         untrained=(r"(^|/)compressor/",),
@@ -206,10 +220,16 @@ def action_stage(context: Context) -> Setup:
     return Setup(program, train, held_out)
 
 
+def _without_memory(context: Context) -> Params:
+    """The experts that the memory is added to."""
+    stage = "events" if "events" in context.config.stages else "action"
+    return context.weights(stage, "experts", ema=True)
+
+
 def memory_1_stage(context: Context) -> Setup:
     """Stage 3, phase 1: the compressor, with low-rank updates of the backbone."""
     objective, names = context.config.objective, context.world.experts.names
-    backbone = context.weights("action", "experts", ema=True)
+    backbone = _without_memory(context)
 
     def init(key: jax.Array, given: dict) -> Params:
         experts = given["experts"] if given else _fresh_experts(context, key)
@@ -241,7 +261,7 @@ def memory_2_stage(context: Context) -> Setup:
 
     def given() -> dict:
         trained = {role: context.weights("memory_1", role, ema=True) for role in ("compressor", "adapters")}
-        backbone = context.weights("action", "experts", ema=True)
+        backbone = _without_memory(context)
         return {"experts": memory.merged(trained, backbone, LOW_RANK_SCALE)}
 
     loss = functools.partial(

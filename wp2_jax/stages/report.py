@@ -12,6 +12,7 @@ TITLES = {
     "autoencoder": "Autoencoder: held-out windows above their reconstructions",
     "base": "1. Base video model: image and caption to video",
     "action": "2. Actions",
+    "events": "2b. Events",
     "memory_1": "3a. Memory, phase 1: the compressor on drawn frames",
     "memory_2": "3b. Memory, phase 2: the bidirectional teacher",
     "teacher_forcing": "4. Causal student by teacher forcing",

@@ -16,6 +16,7 @@ STAGES: dict[str, Callable[[Context], Setup]] = {
     "autoencoder": regression.autoencoder_stage,
     "base": regression.base_stage,
     "action": regression.action_stage,
+    "events": regression.events_stage,
     "memory_1": regression.memory_1_stage,
     "memory_2": regression.memory_2_stage,
     "teacher_forcing": regression.teacher_forcing_stage,
