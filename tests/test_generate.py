@@ -104,8 +104,8 @@ def test_what_runs_how_often(student, tmp_path, monkeypatch):
         monkeypatch.setattr(generate, name, lambda *a, name=name, f=original, **k: (calls.append(name), f(*a, **k))[1])
     (request,) = requests_for(student, write_inputs(tmp_path, 12))
     list(generate.generate(student, request, 0))
-    # The last chunk is not taken into the memory; each caption is encoded once, and none is a null caption: the few-step
-    # student samples without guidance.
+    # The last chunk is not taken into the memory; each caption is encoded once; without guidance there is no null
+    # caption.
     assert {name: calls.count(name) for name in set(calls)} == {"start": 1, "emit": 3, "absorb": 2, "encode_text": 2}
 
 

@@ -123,7 +123,8 @@ class Context:
         records: Any = self.records(split)
         if window:
             records = windows.Windows(records, window)
-        folder = self.workdir / "latents" / (f"windows_{window}" if window else "clips")
+        dataset = Path(self.config.data.directory).name  # a curriculum may have several
+        folder = self.workdir / "latents" / dataset / (f"windows_{window}" if window else "clips")
         with progress_bar(f"encoding {split}", "clip") as progress:
             return latents.build(records, self.encoder, folder, progress=progress)
 
