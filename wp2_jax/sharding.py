@@ -51,8 +51,8 @@ class Rules:
 
 RULES = Rules(
     specs=(
-        (r"(^|/)(q|k|v|qkv|wi(_\d)?|ffn_in|up|gate)/kernel$", ("fsdp", "tensor")),
-        (r"(^|/)(o|out|wo|ffn_out|down)/kernel$", ("tensor", "fsdp")),
+        (r"(^|/)(q|k|v|qkv|wi(_\d)?|ffn_in|up|gate)/kernel(/values)?$", ("fsdp", "tensor")),
+        (r"(^|/)(o|out|wo|ffn_out|down)/kernel(/values)?$", ("tensor", "fsdp")),
     )
 )
 

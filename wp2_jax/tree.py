@@ -28,9 +28,11 @@ def named_leaves(tree: ArrayTree) -> dict[str, Any]:
     return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def map_named(fn: Callable[..., Any], tree: ArrayTree, *rest: ArrayTree) -> ArrayTree:
-    """A tree of `fn(name, leaf, *leaves of rest)`."""
-    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(name_of(path), *leaves), tree, *rest)
+def map_named(
+    fn: Callable[..., Any], tree: ArrayTree, *rest: ArrayTree, leaf: Callable[[Any], bool] | None = None
+) -> ArrayTree:
+    """A tree of `fn(name, leaf, *leaves of rest)`; `leaf` says which nodes count as leaves too."""
+    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(name_of(path), *leaves), tree, *rest, is_leaf=leaf)
 
 
 def nested(named: Mapping[str, Any]) -> dict[str, Any]:

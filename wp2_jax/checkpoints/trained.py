@@ -1,12 +1,12 @@
 """What a stage of training has left in its folder: checkpoints of a run, or weights packed into one small file.
 
-A packed stage is a folder with `weights.safetensors`: the averages alone, in bfloat16, names "ROLE/path", and the
-metadata of the checkpoint they were taken from. It serves wherever a trained stage does, for inference and for the
-stages after it; only its own training cannot go on from it.
+A packed stage is a folder with `weights.safetensors`: the averages alone, in bfloat16 (or, by `wp2 quantize`, with
+matrices in eight bits), names "ROLE/path", and the metadata of the checkpoint they were taken from. It serves wherever
+a trained stage does, for inference and for the stages after it; only its own training cannot go on from it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from wp2_jax.checkpoints.orbax_io import CheckpointError
 
 FILE = "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
-_METADATA = ("config", "stage", "provenance", "experiment", "arg", "diff")
+_KEPT = ("config", "stage", "provenance", "experiment", "arg", "diff")
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
@@ -47,7 +47,10 @@ def load_params(
     step: int | None = None,
     abstract: ArrayTree | None = None,
 ) -> dict[str, Any]:
-    """One role's weights of a stage, as `orbax_io.load_params`; packed ones are float32 again, and always averages."""
+    """One role's weights of a stage, as `orbax_io.load_params`; packed ones are float32 again, and always averages.
+
+    Matrices in eight bits stay so, in the nodes that `abstract` has for them.
+    """
     folder = Path(folder)
     if not is_packed(folder):
         return orbax_io.load_params(folder / _CHECKPOINTS, role, ema=ema, step=step, abstract=abstract)
@@ -64,9 +67,10 @@ def load_params(
         shardings = {name: getattr(like, "sharding", None) for name, like in wanted.items()}
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     placed = {
-        name: jax.device_put(value.astype(np.float32), shardings.get(name) or here) for name, value in chosen.items()
+        name: jax.device_put(value if value.itemsize == 1 else value.astype(np.float32), shardings.get(name) or here)
+        for name, value in chosen.items()
     }
-    return tree.nested(placed)
+    return tree.nested(placed) if abstract is None else tree.map_named(lambda name, _: placed[name], abstract)
 
 
 def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: Sequence[str]) -> Path:
@@ -75,15 +79,19 @@ def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: 
     Raises:
       CheckpointError: no checkpoint, or no average of a role.
     """
-    folder, output = Path(folder), Path(output)
+    folder = Path(folder)
     step = steps(folder)[-1:] or [None]
-    named = {}
-    for role in roles:
-        weights = load_params(folder, role, ema=True, step=step[0])
-        named |= {f"{role}/{name}": np.asarray(x, jnp.bfloat16) for name, x in tree.named_leaves(weights).items()}
-    metadata = load_metadata(folder, step[0])
-    kept = {"step": step[0]} | {name: metadata[name] for name in _METADATA if name in metadata}
-    return tensor_file.write(output / FILE, named, kept)
+    weights = {role: load_params(folder, role, ema=True, step=step[0]) for role in roles}
+    weights = jax.tree.map(lambda x: np.asarray(x, jnp.bfloat16), weights)
+    return write_packed(output, weights, load_metadata(folder, step[0]) | {"step": step[0]})
+
+
+def write_packed(output: str | os.PathLike[str], weights: ArrayTree, metadata: Mapping[str, Any], **more: Any) -> Path:
+    """Write {role: tree} as output/weights.safetensors, each array in its dtype, with what inference needs of a
+    checkpoint's metadata and with `more`; returns the path."""
+    kept = {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
+    named = {name: np.asarray(x) for name, x in tree.named_leaves(weights).items()}
+    return tensor_file.write(Path(output) / FILE, named, kept | more)
 
 
 def is_packed(folder: Path) -> bool:

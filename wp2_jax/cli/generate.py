@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--negative-prompt", default="", metavar="TEXT", help="caption to keep away from in bi and ar mode"
     )
+    parser.add_argument(
+        "--precision",
+        default=None,
+        metavar="NAME",
+        help="full: as trained; bf16; int8, fp8: large matrices in eight bits; int8-w8a8, fp8-w8a8: what they are "
+        "multiplied with too, where the hardware can (default: as the checkpoint is)",
+    )
     parser.add_argument("--raw-weights", action="store_true", help="the trained weights instead of their average")
 
 
@@ -58,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from wp2_jax.inference import generate, load
     from wp2_jax.rng import drawn_seed
 
-    source = load.locate(args.checkpoint or load.shipped(), args.mode)
+    source = load.locate(args.checkpoint or load.shipped(), args.mode, args.precision)
     items = load_inputs(args.input, generate.input_options(source, args.yaw_degrees, args.pitch_degrees))
     generate.stream_spec(source, 1, args.steps)
     seed = generate.check_seed(drawn_seed(args.seed))

@@ -15,9 +15,12 @@ from wp2_jax.checkpoints import trained
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.diffusion import pdd
+from wp2_jax.inference import precision as precisions
+from wp2_jax.inference.precision import Precision
 from wp2_jax.inference.spec import MODES
 from wp2_jax.inference.world import World, from_config
 from wp2_jax.models import autoencoder, passes, umt5
+from wp2_jax.models.dit import DiT
 from wp2_jax.models.experts import expert_models
 
 STAGES = {
@@ -33,7 +36,8 @@ TOKENIZER = "tokenizer.model"
 class Source:
     """A checkpoint that was found but not read: `folder` of the stage, `workdir` of its curriculum, the stage's world.
 
-    `config` is the resolved config that the stage was trained with.
+    `config` is the resolved config that the stage was trained with; `stored` the precision its weights are in, and
+    `precision` the one they are to run in.
     """
 
     workdir: Path
@@ -43,6 +47,8 @@ class Source:
     mode: str
     config: Mapping[str, Any]
     world: World
+    stored: str = "full"
+    precision: Precision = precisions.PRESETS["full"]
 
     @property
     def trained_rotation(self) -> tuple[float, float] | None:
@@ -50,6 +56,11 @@ class Source:
         data = self.config.get("data") or {}
         names = ("yaw_degrees", "pitch_degrees")
         return (float(data[names[0]]), float(data[names[1]])) if all(name in data for name in names) else None
+
+    @property
+    def role(self) -> str:
+        """What the stage's checkpoints call the experts."""
+        return "student" if self.stage == "stable_forcing" else "experts"
 
     def tokenizer(self) -> Tokenizer:
         """The curriculum's tokenizer. Raises CheckpointError where it is missing or has more ids than the encoder."""
@@ -94,13 +105,14 @@ def shipped() -> Path:
     return folder
 
 
-def locate(directory: str | os.PathLike[str], mode: str) -> Source:
-    """Find the checkpoint for a mode ("bi", "ar" or "few_step") without reading weights.
+def locate(directory: str | os.PathLike[str], mode: str, precision: str | None = None) -> Source:
+    """Find the checkpoint for a mode ("bi", "ar" or "few_step") without reading weights, to run in a precision.
 
     `directory` is a curriculum's workdir, where the mode picks the stage (`STAGES`), or one stage's folder in it.
+    `precision` is one of `precision.PRESETS`, by default the one the weights are in.
 
     Raises:
-      ValueError: an unknown mode.
+      ValueError: an unknown mode, or a precision that these weights or this device do not have.
       CheckpointError: nothing trained there, a stage that does not serve the mode, or unreadable metadata.
     """
     if mode not in MODES:
@@ -120,7 +132,7 @@ def locate(directory: str | os.PathLike[str], mode: str) -> Source:
                 f"{_modes_of(there)}"
             )
         folder = directory / fitting[0]
-    return _source(folder, mode)
+    return _source(folder, mode, precision)
 
 
 def _stages_in(directory: Path) -> list[str]:
@@ -132,11 +144,12 @@ def _modes_of(stages: list[str]) -> str:
     return f", or use --mode {' or '.join(modes)}" if modes else ""
 
 
-def _source(folder: Path, mode: str) -> Source:
+def _source(folder: Path, mode: str, precision: str | None) -> Source:
     steps = trained.steps(folder)
     if not steps:
         raise CheckpointError(f"{folder}/checkpoints holds no whole checkpoint: the stage has not been trained yet")
-    config = trained.load_metadata(folder, steps[-1]).get("config")
+    metadata = trained.load_metadata(folder, steps[-1])
+    config = metadata.get("config")
     if not isinstance(config, Mapping) or "stage" not in config:
         raise CheckpointError(f"{folder}, step {steps[-1]}: its metadata hold no config with a stage")
     stage = config["stage"]
@@ -145,7 +158,10 @@ def _source(folder: Path, mode: str) -> Source:
             f"{folder} is of stage {stage}, which does not serve mode {mode} (that needs "
             f"{' or '.join(STAGES[mode])}){_modes_of([stage])}"
         )
-    return Source(folder.parent, folder, stage, steps[-1], mode, config, from_config(config))
+    stored = metadata.get("precision", "full")
+    chosen = precisions.preset(precision or stored, stored)
+    world = precisions.world_in(from_config(config), chosen)
+    return Source(folder.parent, folder, stage, steps[-1], mode, config, world, stored, chosen)
 
 
 def load(
@@ -182,10 +198,10 @@ def load(
         abstract = shapes if mesh is None else sharding.abstract(shapes, rules, mesh)
         return trained.load_params(folder, role, ema=average, step=step, abstract=abstract)
 
-    role = "student" if source.stage == "stable_forcing" else "experts"
-    experts = read(source.stage, role, _expert_shapes(source), ema)
+    experts = read(source.stage, source.role, _expert_shapes(source), ema)
     if source.stage == "pdd":
         experts = fuse(world, experts)
+    experts = {name: precisions.cast(tree, source.precision) for name, tree in experts.items()}
     key = jax.random.key(0)
     vae = read("autoencoder", "autoencoder", jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)))
     text = read("base", "text", jax.eval_shape(lambda: umt5.init(world.text, key)))
@@ -193,7 +209,7 @@ def load(
 
 
 def _expert_shapes(source: Source) -> dict[str, Any]:
-    """Shapes of the experts as the stage saved them: velocity, bank or fused heads."""
+    """Shapes of the experts as the stage saved them: velocity, bank or fused heads, matrices perhaps in eight bits."""
     world = source.world
     if source.stage == "pdd":
         table = world.stream("few_step", 1).pdd_schedule
@@ -203,8 +219,12 @@ def _expert_shapes(source: Source) -> dict[str, Any]:
         models = expert_models(world.dit, names, head="bank", intervals=intervals, blocks=blocks)
     else:
         models = world.stream(source.mode, 1).models
-    key = jax.random.key(0)
-    return {name: jax.eval_shape(lambda model=model: passes.init(model.config, key)) for name, model in models.items()}
+    stored = precisions.PRESETS[source.stored]
+
+    def shapes(model: DiT) -> Any:
+        return jax.eval_shape(lambda: precisions.cast(passes.init(model.config, jax.random.key(0)), stored))
+
+    return {name: shapes(model) for name, model in models.items()}
 
 
 def fuse(world: World, experts: Mapping[str, Params]) -> dict[str, Params]:

@@ -5,7 +5,7 @@ import math
 import flax.linen as nn
 import jax.numpy as jnp
 
-from wp2_jax.models import layers
+from wp2_jax.models import layers, quantized
 
 ACTION_WIDTH = 6
 TABLE_ROWS = (3, 3, 2, 2)  # forward, lateral, perspective, jump
@@ -51,8 +51,8 @@ class ActionInjection(nn.Module):
     def __call__(self, h: jnp.ndarray, e: jnp.ndarray, frame_index: jnp.ndarray) -> jnp.ndarray:
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), (2 * self.dim, self.dim), self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.dim,), self.param_dtype)
-        kernel = kernel.astype(self.dtype)
-        from_action = e.astype(self.dtype) @ kernel[self.dim :] + bias.astype(self.dtype)
-        hidden = h.astype(self.dtype) @ kernel[: self.dim] + jnp.take(from_action, frame_index, axis=1)
+        ours, theirs = quantized.rows(kernel, 0, self.dim), quantized.rows(kernel, self.dim, 2 * self.dim)
+        from_action = quantized.matmul(e.astype(self.dtype), theirs) + bias.astype(self.dtype)
+        hidden = quantized.matmul(h.astype(self.dtype), ours) + jnp.take(from_action, frame_index, axis=1)
         out = layers.dense(self.dim, self, "out", kernel_init=nn.initializers.zeros)
         return out(nn.silu(hidden))

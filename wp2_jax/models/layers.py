@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from wp2_jax.models import quantized
+
 
 def call(module: nn.Module, params: Any, method: str, *args: Any) -> Any:
     """One method of a module on its parameter tree."""
@@ -71,7 +73,22 @@ class Mlp(nn.Module):
         return x
 
 
-def dense(features: int, owner, name: str, kernel_init: nn.initializers.Initializer | None = None) -> nn.Dense:
+class Dense(nn.Module):
+    """x [..., in] -> [..., features] in `dtype`: nn.Dense whose kernel may be in eight bits (`quantized.Matrix`)."""
+
+    features: int
+    dtype: jnp.dtype
+    param_dtype: jnp.dtype
+    kernel_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self, x: jnp.ndarray) -> jnp.ndarray:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), self.param_dtype)
+        return quantized.matmul(x.astype(self.dtype), kernel) + bias.astype(self.dtype)
+
+
+def dense(features: int, owner, name: str, kernel_init: nn.initializers.Initializer | None = None) -> Dense:
     """A linear layer with the dtypes of the module that owns it."""
     init = nn.initializers.xavier_uniform() if kernel_init is None else kernel_init
-    return nn.Dense(features, dtype=owner.dtype, param_dtype=owner.param_dtype, kernel_init=init, name=name)
+    return Dense(features, owner.dtype, owner.param_dtype, init, name=name)
