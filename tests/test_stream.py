@@ -179,13 +179,15 @@ def test_memory_takes_each_frame_s_own_action(spec, student, contexts):
                 assert not set(deep) & {*range(layout.temporal_start), *range(layout.compressed_start, chunk)}
 
 
-def check_mesh(workdir, student, tmp_path, devices):
-    """The same seed gives the same video with the weights cut over `devices` devices."""
+def check_mesh(workdir, student, tmp_path, devices, axis):
+    """The same seed gives the same video with the weights cut over `devices` devices, and along seq the tokens too."""
     items = load_inputs(random_workdir.write_inputs(tmp_path, 8), generate.input_options(student.source))
     (request,) = generate.prepare(student.source, student.tokenizer, items)
     expected = np.concatenate(list(generate.generate(student, request, 0)))
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=devices), jax.devices()[:devices])
-    spread = load.load(workdir, "few_step", mesh=mesh, rules=sharding.Rules(sharding.RULES.specs, min_size=1))
+    sizes = sharding.MeshConfig(**{"fsdp": 1, axis: devices})
+    mesh = sharding.make_mesh(sizes, jax.devices()[:devices])
+    rules = sharding.Rules(sharding.RULES.specs, min_size=1, over=axis)
+    spread = load.load(workdir, "few_step", mesh=mesh, rules=rules)
     kernel = spread.params["experts"]["high"]["blocks"]["ffn"]["layer_0"]["kernel"]
     assert len(kernel.sharding.device_set) == devices and not kernel.sharding.is_fully_replicated
     found = np.concatenate(list(generate.generate(spread, request, 0)))
@@ -193,14 +195,16 @@ def check_mesh(workdir, student, tmp_path, devices):
     np.testing.assert_allclose(found, expected, atol=5e-4)
 
 
-def test_mesh(workdir, student, tmp_path):
-    check_mesh(workdir, student, tmp_path, 8)
+@pytest.mark.parametrize("axis", ["fsdp", "seq"])
+def test_mesh(workdir, student, tmp_path, axis):
+    check_mesh(workdir, student, tmp_path, 8, axis)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("axis", ["fsdp", "seq"])
 @pytest.mark.parametrize("devices", [2, 4])
-def test_meshes(workdir, student, tmp_path, devices):
-    check_mesh(workdir, student, tmp_path, devices)
+def test_meshes(workdir, student, tmp_path, devices, axis):
+    check_mesh(workdir, student, tmp_path, devices, axis)
 
 
 def test_nothing_recompiles_and_nothing_grows(spec, student, contexts):

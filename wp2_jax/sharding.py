@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -41,12 +42,14 @@ class Rules:
     `specs` are (path regex, axes of the last dimensions): the first that is found in the name wins, and
     axes are counted from the last dimension, so that a leading layer axis is never cut. Names without a
     match have their largest dimension that divides cut over fsdp; in names that match `stacked` the first
-    dimension is the layer. An axis that does not divide its dimension is left out.
+    dimension is the layer. An axis that does not divide its dimension is left out. `over` stands in for fsdp: a single
+    world has no batch to cut, so that its weights may lie on the devices along seq.
     """
 
     specs: tuple[tuple[str, tuple[str | None, ...]], ...]
     stacked: str = r"(^|/)(blocks|layers)(/|$)"
     min_size: int = 1024  # smaller arrays are on every device
+    over: str | None = "fsdp"
 
 
 RULES = Rules(
@@ -61,6 +64,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "tokens": (BATCH, "seq"),  # [B, L, D]
     "heads": (BATCH, None, ("seq", "tensor")),  # [B, L, N, K] inside attention: all tokens, some heads
     "hidden": (BATCH, "seq", "tensor"),  # [B, L, ffn] between the two layers of an FFN
+    "bands": (BATCH, None, "seq"),  # [B, F, H, W, C] in an autoencoder: bands of rows; convolutions fetch the next rows
 }
 
 
@@ -82,6 +86,19 @@ def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
         raise ShardingError(f"mesh: {dataclasses.asdict(config)} does not divide {devices.size} devices")
     shape = tuple(sizes[axis] for axis in AXES)
     return Mesh(mesh_utils.create_device_mesh(shape, devices), AXES)
+
+
+def first_devices(count: int) -> Mesh:
+    """The mesh that a single world runs on: its first `count` devices along seq. ShardingError where there are less."""
+    devices = jax.devices()
+    if not 1 <= count <= len(devices):
+        raise ShardingError(f"devices: {count} asked for, this process has {len(devices)} ({devices[0].device_kind})")
+    return make_mesh(MeshConfig(fsdp=1, seq=count), devices[:count])
+
+
+def one_world(cut_weights: bool) -> Rules:
+    """How the weights of a single world lie on `first_devices`: whole on each, or cut over all."""
+    return dataclasses.replace(RULES, over="seq" if cut_weights else None)
 
 
 def check(mesh: Mesh, *, batch_size: int, num_heads: int = 0, accumulate: int = 1) -> None:
@@ -117,14 +134,15 @@ def spec(name: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh) -> Partiti
         return PartitionSpec()
     for pattern, axes in rules.specs:
         if tree.matches(name, (pattern,)) and len(axes) <= len(shape):
+            axes = tuple(rules.over if axis == "fsdp" else axis for axis in axes)
             return _dividing((None,) * (len(shape) - len(axes)) + axes, shape, mesh)
     first = 1 if tree.matches(name, (rules.stacked,)) else 0
-    ways = mesh.shape["fsdp"]
+    ways = axis_size(mesh, rules.over)
     candidates = [i for i in range(first, len(shape)) if shape[i] % ways == 0]
     if not candidates:
         return PartitionSpec()
     largest = max(candidates, key=lambda i: shape[i])
-    return PartitionSpec(*("fsdp" if i == largest else None for i in range(len(shape))))
+    return PartitionSpec(*(rules.over if i == largest else None for i in range(len(shape))))
 
 
 def shardings(shapes: ArrayTree, rules: Rules, mesh: Mesh) -> ArrayTree:
@@ -153,6 +171,24 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
         return x
     axes = ACTIVATIONS[name]
     return jax.lax.with_sharding_constraint(x, _dividing(axes + (None,) * (x.ndim - len(axes)), x.shape, mesh))
+
+
+def bands(x: jax.Array) -> jax.Array:
+    """[B, F, H, W, C] in bands of rows along seq, or whole on every device where a band would be of a single row.
+
+    Convolutions fetch the rows of their neighbours' bands that they need. XLA partitioned convolutions over fewer rows
+    than devices wrongly (jaxlib 0.10.2 on CPU: memory tokens off by their own size), so that it is not left to choose.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    ways = 1 if mesh.empty else axis_size(mesh, "seq")
+    return constrain(x, "bands" if x.shape[2] % ways == 0 and x.shape[2] >= 2 * ways else "batch")
+
+
+def even(x: jax.Array) -> jax.Array:
+    """[B, L, ...] with zeros behind, so that L divides among the devices along seq."""
+    mesh = jax.sharding.get_abstract_mesh()
+    missing = 0 if mesh.empty else -x.shape[1] % axis_size(mesh, "seq")
+    return jnp.pad(x, [(0, missing) if axis == 1 else (0, 0) for axis in range(x.ndim)]) if missing else x
 
 
 def put_batch(batch: Batch, mesh: Mesh) -> tuple[dict[str, jax.Array], dict[str, Any]]:

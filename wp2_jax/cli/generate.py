@@ -57,14 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="full: as trained; bf16; int8, fp8: large matrices in eight bits; int8-w8a8, fp8-w8a8: what they are "
         "multiplied with too, where the hardware can (default: as the checkpoint is)",
     )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cut every pass over N devices: tokens (attention by heads where N divides them), pictures in bands of "
+        "rows (default 1)",
+    )
+    parser.add_argument("--shard-weights", action="store_true", help="cut the weights over the devices too")
     parser.add_argument("--raw-weights", action="store_true", help="the trained weights instead of their average")
 
 
 def run(args: argparse.Namespace) -> int:
+    from wp2_jax import sharding
     from wp2_jax.controls.inputs import load_inputs
     from wp2_jax.inference import generate, load
     from wp2_jax.rng import drawn_seed
 
+    mesh = sharding.first_devices(args.devices) if args.devices != 1 else None
     source = load.locate(args.checkpoint or load.shipped(), args.mode, args.precision)
     items = load_inputs(args.input, generate.input_options(source, args.yaw_degrees, args.pitch_degrees))
     generate.stream_spec(source, 1, args.steps)
@@ -79,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     for request in requests:
         print(request.timeline)
     print(f"mode {source.mode}: stage {source.stage}, step {source.step} of {source.workdir}", flush=True)
-    loaded = load.load(source, ema=not args.raw_weights)
+    loaded = load.load(source, ema=not args.raw_weights, mesh=mesh, rules=sharding.one_world(args.shard_weights))
     for request in requests:
         written = generate.write(loaded, request, seed, args.output, steps=args.steps)
         print(f"{written.video} and {written.sheet.name}, {written.seconds_a_chunk:.2f} s a chunk", flush=True)

@@ -192,14 +192,16 @@ def _chunks(loaded: Loaded, request: Request, spec: StreamSpec, key: jax.Array) 
         return caption(spec, loaded.params, encode_text(loaded.world, loaded.text_params, jnp.asarray(ids[None])))
 
     caption_of = functools.lru_cache(_KEPT_CAPTIONS)(lambda number: encode(request.caption_ids[number][None]))
-    null = encode(request.null_ids) if spec.guided else None
-    state = start(spec, loaded.params, jnp.asarray(request.image[None]), condition_frames(spec), null, key)
+    with loaded.on_mesh():
+        null = encode(request.null_ids) if spec.guided else None
+        state = start(spec, loaded.params, jnp.asarray(request.image[None]), condition_frames(spec), null, key)
     for index in range(request.chunks):
-        rows = jnp.asarray(request.rows[None, index * spec.chunk : (index + 1) * spec.chunk])
-        told = caption_of(request.caption_of_chunk[index])
-        state, made = emit(spec, loaded.params, state, rows, told, first=index == 0)
-        if index < request.chunks - 1:
-            state, _ = absorb(spec, loaded.params, state, made, first=index == 0)
+        with loaded.on_mesh():
+            rows = jnp.asarray(request.rows[None, index * spec.chunk : (index + 1) * spec.chunk])
+            told = caption_of(request.caption_of_chunk[index])
+            state, made = emit(spec, loaded.params, state, rows, told, first=index == 0)
+            if index < request.chunks - 1:
+                state, _ = absorb(spec, loaded.params, state, made, first=index == 0)
         yield np.asarray(made.video)[0]
 
 

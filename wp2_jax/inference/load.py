@@ -1,5 +1,6 @@
 """A trained world from its checkpoints: which stage serves which mode, and its weights, checked strictly."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -81,12 +82,18 @@ class Source:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
     """A world ready to run: `params` {"experts": {name: tree}, "autoencoder": tree} as `StreamSpec` of the mode wants
-    them, `text_params` of the text encoder. On the devices of `mesh` where one was given."""
+    them, `text_params` of the text encoder. On the devices of `mesh` where there is one: run the stream's functions
+    within `on_mesh()`."""
 
     source: Source
     params: dict[str, Any]
     text_params: Params
     tokenizer: Tokenizer
+    mesh: Mesh | None = None
+
+    def on_mesh(self) -> contextlib.AbstractContextManager:
+        """Where activations are cut over the mesh, if there is one."""
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     @property
     def world(self) -> World:
@@ -205,7 +212,7 @@ def load(
     key = jax.random.key(0)
     vae = read("autoencoder", "autoencoder", jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)))
     text = read("base", "text", jax.eval_shape(lambda: umt5.init(world.text, key)))
-    return Loaded(source, {"experts": experts, "autoencoder": vae}, text, tokenizer)
+    return Loaded(source, {"experts": experts, "autoencoder": vae}, text, tokenizer, mesh)
 
 
 def _expert_shapes(source: Source) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from wp2_jax.sharding import bands
+
 SAME = ((1, 1), (1, 1))
 """Padding of a 3x3 convolution that keeps the size."""
 
@@ -109,6 +111,7 @@ class Conv2d(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        x = bands(x) if x.ndim == 5 else x
         kernel = _kernel(self, self.size, self.size, x.shape[-1], self.features)
         half = self.size // 2
         y = conv2d(x, kernel, self.stride, self.padding or ((half, half), (half, half)))
@@ -123,5 +126,6 @@ class CausalConv3d(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, history: jax.Array) -> tuple[jax.Array, jax.Array]:
         """history [B, 2, H, W, C]: the last two frames before x, zeros at the start -> (y, the next history)."""
+        x = bands(x)
         kernel = _kernel(self, 3, 3, 3, x.shape[-1], self.features)
         return causal_conv(x, kernel, history) + _bias(self, self.features), last_frames(history, x)

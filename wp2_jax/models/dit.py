@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from wp2_jax import sharding
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
 from wp2_jax.models.attention import attend
@@ -91,6 +93,8 @@ class _SelfAttention(nn.Module):
         k = layers.RMSNorm(config.eps, owner.param_dtype, name="norm_k")(k)
         q, k, v = (a.reshape(*a.shape[:2], config.num_heads, config.head_dim) for a in (q, k, v))
         q, k = rope.apply_rope(q, stream.cos, stream.sin), rope.apply_rope(k, stream.cos, stream.sin)
+        # From some tokens of all heads to all tokens of some heads, where the tokens are cut (Ulysses).
+        q, k, v = (sharding.constrain(a, "heads")[:, : stream.tokens] for a in (q, k, v))
         if cached is not None and stream.write is not None:
             cached = tuple(stream.write(old, new, stream.chunks) for old, new in zip(cached, (k, v), strict=True))
             k, v = (a.astype(q.dtype) for a in cached)
@@ -98,8 +102,9 @@ class _SelfAttention(nn.Module):
             k, v = (
                 jnp.concatenate([old.astype(q.dtype), new], axis=1) for old, new in zip(cached, (k, v), strict=True)
             )
-        out = attend(q, k, v, stream.mask)
-        out = layers.dense(config.dim, owner, "out")(out.reshape(*out.shape[:2], config.dim))
+        out = sharding.even(attend(q, k, v, stream.mask))
+        out = sharding.constrain(out.reshape(*out.shape[:2], config.dim), "tokens")
+        out = layers.dense(config.dim, owner, "out")(out)
         return out, cached
 
 
@@ -130,7 +135,7 @@ class CrossAttention(nn.Module):
         out = (
             attend(q, keys.k[:, 0], keys.v[:, 0])
             if stream.captions is None
-            else _attend_captions(q, keys.k, keys.v, stream.captions, stream.runs)
+            else sharding.even(_attend_captions(q[:, : stream.tokens], keys.k, keys.v, stream.captions, stream.runs))
         )
         return self.out(out.reshape(*out.shape[:2], self.config.dim))
 
@@ -172,7 +177,9 @@ class Block(nn.Module):
         config = self.config
         owner = _Dtypes.of(config)
         table = self.param("modulation", nn.initializers.normal(config.dim**-0.5), (6, config.dim), owner.param_dtype)
+        x = sharding.constrain(x, "tokens")
         modulation = jnp.take(table.astype(jnp.float32) + stream.e0, stream.time_index, axis=1)
+        modulation = sharding.constrain(modulation, "tokens")
         shift1, scale1, gate1, shift2, scale2, gate2 = (modulation[:, :, i] for i in range(6))
 
         h = (layers.layer_norm(x, config.eps) * (1 + scale1) + shift1).astype(owner.dtype)
@@ -302,7 +309,11 @@ class DiT(nn.Module):
             )
             for group in groups
         ]
-        cos, sin = (jnp.concatenate(parts, axis=1) for parts in zip(*tables, strict=True))
+        cos, sin = (sharding.even(jnp.concatenate(parts, axis=1)) for parts in zip(*tables, strict=True))
+        tokens = jnp.concatenate([group.tokens for group in groups], axis=1).astype(jnp.float32)
+        count, tokens = tokens.shape[1], sharding.constrain(sharding.even(tokens), "tokens")
+        # Tokens of the padding are as the first frame's.
+        frame_index, time_index = (np.pad(index, (0, tokens.shape[1] - count)) for index in (frame_index, time_index))
         known = isinstance(text, CaptionKeys)
         captions = None
         if (text.k.shape[2] if known else text.shape[1]) > 1:
@@ -318,10 +329,10 @@ class DiT(nn.Module):
             chunks=chunks,
             frame_index=jnp.asarray(frame_index),
             time_index=jnp.asarray(time_index),
+            tokens=count,
             runs=runs_of(groups),
             write=write,
         )
-        tokens = jnp.concatenate([group.tokens for group in groups], axis=1).astype(jnp.float32)
         return tokens, e, stream
 
     def run_blocks(self, x: jnp.ndarray, stream: Stream, cached=None, keys: CaptionKeys | None = None):
@@ -332,7 +343,8 @@ class DiT(nn.Module):
         self, x: jnp.ndarray, e: jnp.ndarray, stream: Stream, tail: int, rows: int, cols: int, block=None
     ) -> jnp.ndarray:
         """The head on the last `tail` tokens, as latents float32 [B, F, h, w, 16] (or [n, B, F, h, w, 16])."""
-        out = self.head(x[:, -tail:], e, stream.time_index[-tail:], block)
+        last = slice(stream.tokens - tail, stream.tokens)
+        out = self.head(x[:, last], e, stream.time_index[last], block)
         return unpatchify(out, rows, cols, self.config.patch, self.config.latent_channels)
 
     def __call__(self, latents, y, rows, contexts):
@@ -351,7 +363,7 @@ class DiT(nn.Module):
         )
         x, e, stream = self.prepare([group], contexts)
         x, _ = self.run_blocks(x, stream)
-        return self.output(x, e, stream, x.shape[1], h // p, w // p, jnp.zeros((), jnp.int32))
+        return self.output(x, e, stream, stream.tokens, h // p, w // p, jnp.zeros((), jnp.int32))
 
 
 def unpatchify(x: jnp.ndarray, rows: int, cols: int, patch: int, channels: int) -> jnp.ndarray:

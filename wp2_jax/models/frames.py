@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wp2_jax.models.cache import CacheLayout
+from wp2_jax.sharding import constrain
 
 
 def take_frames(x: jnp.ndarray, index: jnp.ndarray) -> jnp.ndarray:
@@ -82,7 +83,8 @@ class Write:
             buffer = buffer.at[:, :sink].set(new[:, :sink])
         buffer = buffer.at[:, layout.temporal_start : layout.compressed_start].set(new[:, temporal:])
         offset = layout.compressed_start + chunks * layout.chunk_tokens
-        return jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
+        buffer = jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
+        return constrain(buffer, "heads")
 
 
 class CaptionKeys(flax.struct.PyTreeNode):
@@ -97,7 +99,10 @@ class CaptionKeys(flax.struct.PyTreeNode):
 
 
 class Stream(flax.struct.PyTreeNode):
-    """What every block reads besides the hidden tokens, its own cache and its own caption keys."""
+    """What every block reads besides the hidden tokens, its own cache and its own caption keys.
+
+    On a mesh cut along seq, L is padded (`sharding.even`); `tokens` of them count.
+    """
 
     e0: jnp.ndarray  # [B, U, 6, D] float32
     action: jnp.ndarray | None  # [B, F, D]
@@ -109,5 +114,6 @@ class Stream(flax.struct.PyTreeNode):
     chunks: Any  # int32 scalar, with a cache
     frame_index: jnp.ndarray  # [L]
     time_index: jnp.ndarray  # [L]
+    tokens: int = flax.struct.field(pytree_node=False)
     runs: tuple[tuple[int, int], ...] = flax.struct.field(pytree_node=False, default=())  # for captions
     write: Write | None = flax.struct.field(pytree_node=False, default=None)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from wp2_jax.models import layers
 from wp2_jax.models.attention import attend
 from wp2_jax.models.convolution import causal_conv, last_frames
+from wp2_jax.sharding import constrain
 
 CompressorState = tuple[jnp.ndarray, ...]
 
@@ -166,7 +167,8 @@ class Compressor(nn.Module):
         batch, count = frames.shape[:2]
         if count % config.time_factor:
             raise ValueError(f"{count} latent frames cannot be compressed: use a multiple of {config.time_factor}")
-        x = layers.dense(config.widths[0], self, "in")(frames.astype(self.dtype))
+        # Small, and whole on every device: see `sharding.bands`.
+        x = layers.dense(config.widths[0], self, "in")(constrain(frames, "batch").astype(self.dtype))
         tails, kept = list(state), []
         for index, width in enumerate(config.widths[1:]):
             stage = _Stage(
@@ -177,10 +179,10 @@ class Compressor(nn.Module):
                 self.param_dtype,
                 name=f"stage_{index}",
             )
-            x, tail = stage(x, tails)
+            x, tail = stage(constrain(x, "batch"), tails)
             kept += tail
         for index in range(config.attention_blocks):
             block = _FrameAttention(config.attention_heads, self.dtype, self.param_dtype, name=f"attention_{index}")
             x = block(x)
-        tokens = layers.dense(self.dim, self, "out", kernel_init=nn.initializers.zeros)(x)
+        tokens = layers.dense(self.dim, self, "out", kernel_init=nn.initializers.zeros)(constrain(x, "batch"))
         return tokens.reshape(batch, -1, self.dim), tuple(kept)

@@ -305,10 +305,7 @@ def teacher_forcing(
     group = (temporal + chunk) * grid
     outputs = []
     for index in range(frames // chunk):
-        # `output` reads the tail of what it is given: hand it the tokens up to the end of this noisy chunk.
-        end = lead + (index + 1) * group
-        part = stream.replace(time_index=stream.time_index[:end])
-        outputs.append(
-            call(model, params, "output", x[:, :end], e, part, chunk * grid, groups[-1].rows, groups[-1].cols, block)
-        )
+        # `output` reads the last tokens: count them up to the end of this noisy chunk.
+        part = stream.replace(tokens=lead + (index + 1) * group)
+        outputs.append(call(model, params, "output", x, e, part, chunk * grid, groups[-1].rows, groups[-1].cols, block))
     return jnp.concatenate(outputs, axis=-4)

@@ -121,6 +121,7 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
         chunks=None,
         frame_index=index,
         time_index=index,
+        tokens=length,
     )
     block = jax.tree.map(lambda a: a[sidecar["block_index"]], params["blocks"])
 

@@ -1,0 +1,85 @@
+"""One world over eight devices: tokens cut along seq, pictures in bands. Equal to one device, and really cut."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_objectives import CONFIG, TEXT_DIM, random_batch, random_weights
+
+from wp2_jax import sharding
+from wp2_jax.models import autoencoder, layers, passes
+from wp2_jax.models.dit import DiT
+from wp2_jax.objectives import batch as batches
+
+EIGHT_HEADS = dataclasses.replace(CONFIG, dim=48, num_heads=8)
+SEQ = sharding.MeshConfig(seq=8, fsdp=1)
+
+
+def compiled(function, mesh, *arguments):
+    """A function compiled for a mesh, or for none, and its text."""
+    if mesh is None:
+        made = jax.jit(function).lower(*arguments).compile()
+        return made(*arguments), made.as_text()
+    with jax.set_mesh(mesh):
+        arguments = jax.device_put(arguments, jax.NamedSharding(mesh, jax.P()))
+        made = jax.jit(function).lower(*arguments).compile()
+        return made(*arguments), made.as_text()
+
+
+@pytest.mark.parametrize("heads", [8, 2])
+def test_tokens_that_do_not_divide(heads):
+    """Teacher forcing of 2 chunks, 182 tokens, values and gradients; 2 heads are whole on every device."""
+    config = dataclasses.replace(EIGHT_HEADS, num_heads=heads)
+    model, params = DiT(config), random_weights(0, config)
+    rows = random_batch(1, 1, 12)
+    clip = batches.clip_from_batch(jax.tree.map(jnp.asarray, rows), 4)
+    noisy = jax.random.normal(jax.random.key(0), (1, 8, 8, 8, 16))
+    contexts = jax.random.normal(jax.random.key(1), (1, 3, 3, TEXT_DIM))
+    start, t = jnp.asarray([4]), jnp.linspace(1000, 300, 8)[None]
+
+    def loss(params, noisy):
+        out = passes.teacher_forcing(model, params, noisy, t, clip, start, contexts, chunk=4)
+        return jnp.square(out).mean(), out
+
+    function = jax.value_and_grad(loss, has_aux=True)
+    ((_, one), gradient), _ = compiled(function, None, params, noisy)
+    ((_, many), cut), text = compiled(function, sharding.make_mesh(SEQ), params, noisy)
+    np.testing.assert_allclose(many, one, atol=1e-5 * np.abs(one).max())
+    for a, b in zip(jax.tree.leaves(cut), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(np.abs(b).max(), 1e-2))
+    assert heads == 2 or "all-to-all" in text
+
+
+@pytest.mark.parametrize("kind", ["tiny", "wan"])
+def test_bands_equal_the_whole_frame(kind):
+    """Decoding and encoding of three chunks, 16 rows of latents on 8 devices."""
+    sizes = {
+        "tiny": dict(encoder_width=8, decoder_widths=(8, 8, 8, 8)),
+        "wan": dict(dim=4, dim_mult=(1, 2, 2, 2), num_res_blocks=1),
+    }
+    vae = autoencoder.build(kind, **sizes[kind])  # pyright: ignore[reportArgumentType]
+    params = autoencoder.init_params(vae, jax.random.key(0))
+    latents = jax.random.normal(jax.random.key(1), (1, 6, 16, 4, 16))
+    video = jax.random.uniform(jax.random.key(2), (1, 5 + 8, 128, 32, 3), minval=-1)
+
+    def run(params, latents, video):
+        decoder = layers.call(vae, params, "init_decode_state", 1, 128, 32)
+        encoder = layers.call(vae, params, "init_encode_state", 1, 128, 32)
+        pictures, codes = [], []
+        for index in range(3):
+            part = latents[:, 2 * index : 2 * index + 2]
+            decoder, made = layers.call(vae, params, "decode_chunk_raw", decoder, part, index == 0)
+            shown = video[:, :5] if index == 0 else video[:, 1 + 4 * index : 5 + 4 * index]
+            encoder, code = layers.call(vae, params, "encode_chunk", encoder, shown, index == 0)
+            pictures.append(made)
+            codes.append(code)
+        return jnp.concatenate(pictures, 1), jnp.concatenate(codes, 1), decoder, encoder
+
+    one, _ = compiled(run, None, params, latents, video)
+    many, text = compiled(run, sharding.make_mesh(SEQ), params, latents, video)
+    assert "collective-permute" in text
+    for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, np.abs(b).max()))
+    assert many[0].shape == (1, 5 + 8 + 8, 128, 32, 3)
