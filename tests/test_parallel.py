@@ -21,11 +21,11 @@ def compiled(function, mesh, *arguments):
     """A function compiled for a mesh, or for none, and its text."""
     if mesh is None:
         made = jax.jit(function).lower(*arguments).compile()
-        return made(*arguments), made.as_text()
+        return made(*arguments), made.as_text() or ""
     with jax.set_mesh(mesh):
         arguments = jax.device_put(arguments, jax.NamedSharding(mesh, jax.P()))
         made = jax.jit(function).lower(*arguments).compile()
-        return made(*arguments), made.as_text()
+        return made(*arguments), made.as_text() or ""
 
 
 @pytest.mark.parametrize("heads", [8, 2])

@@ -5,6 +5,8 @@ other side is brought to eight bits too, one scale a token, and the hardware mul
 without, the matrix is turned back where it is used, which saves memory and its traffic, not arithmetic.
 """
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -38,7 +40,7 @@ def dequantize(matrix: Matrix) -> jax.Array:
     return matrix.values.astype(jnp.float32) * matrix.scale
 
 
-def rows(kernel: "jax.Array | Matrix", first: int, end: int) -> "jax.Array | Matrix":
+def rows(kernel: Any, first: int, end: int) -> Any:
     """Rows first..end of a kernel [in, out] of either kind."""
     return kernel.rows(first, end) if isinstance(kernel, Matrix) else kernel[first:end]
 
