@@ -11,6 +11,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"wp2_jax_cache_{getpass.getuser()}")
 )
+# Commands keep compiled programs in the user's cache: not in that of who runs the tests.
+os.environ["XDG_CACHE_HOME"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
 
 import jax
 import pytest

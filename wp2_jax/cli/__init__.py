@@ -12,7 +12,19 @@ from collections.abc import Sequence
 
 from wp2_jax import xla_flags
 
-COMMANDS = ("data", "train", "curriculum", "report", "generate", "evaluate", "pack", "quantize", "bench", "verify")
+COMMANDS = (
+    "data",
+    "train",
+    "curriculum",
+    "report",
+    "generate",
+    "evaluate",
+    "pack",
+    "quantize",
+    "warmup",
+    "bench",
+    "verify",
+)
 """Sub-commands in the order of use; each is the module of this name."""
 
 _OWN_PACKAGES = ("wp2_jax", "data_pipelines", "experiments")

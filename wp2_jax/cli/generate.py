@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from wp2_jax import sharding
     from wp2_jax.controls.inputs import load_inputs
-    from wp2_jax.inference import generate, load
+    from wp2_jax.inference import aot, generate, load
     from wp2_jax.rng import drawn_seed
 
     mesh = sharding.first_devices(args.devices) if args.devices != 1 else None
@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
         print(request.timeline)
     print(f"mode {source.mode}: stage {source.stage}, step {source.step} of {source.workdir}", flush=True)
     loaded = load.load(source, ema=not args.raw_weights, mesh=mesh, rules=sharding.one_world(args.shard_weights))
+    programs = aot.kept(generate.PROGRAMS, aot.default_folder())
     for request in requests:
-        written = generate.write(loaded, request, seed, args.output, steps=args.steps)
+        written = generate.write(loaded, request, seed, args.output, steps=args.steps, programs=programs)
         print(f"{written.video} and {written.sheet.name}, {written.seconds_a_chunk:.2f} s a chunk", flush=True)
     return 0

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ _SHEET_CELLS = 60
 _KEPT_CAPTIONS = 4
 
 
-def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[..., Any], ...]:
+def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable, Callable, Callable]:
     """(start, emit, absorb) of `stream`, compiled once a spec and `first`.
 
     They overwrite the state that is given: who wants to keep one (to fork a world, say) copies it before,
@@ -50,9 +50,20 @@ def programs(compiler_options: dict[str, int] | None = None) -> tuple[Callable[.
     return start, step(stream.emit), step(stream.absorb)
 
 
-start, emit, absorb = programs()
-caption = jax.jit(stream.caption, static_argnums=0)
-encode_text = jax.jit(World.encode_text, static_argnums=0)
+class Programs(NamedTuple):
+    """All that a world is made with, each compiled by itself."""
+
+    start: Callable[..., Any]
+    emit: Callable[..., Any]
+    absorb: Callable[..., Any]
+    caption: Callable[..., Any]
+    encode_text: Callable[..., Any]
+
+
+PROGRAMS = Programs(
+    *programs(), jax.jit(stream.caption, static_argnums=0), jax.jit(World.encode_text, static_argnums=0)
+)
+start, emit, absorb, caption, encode_text = PROGRAMS
 
 
 def condition_frames(spec: StreamSpec) -> int:
@@ -154,6 +165,22 @@ def prepare(
     return requests
 
 
+def idle_request(source: Source, chunks: int) -> Request:
+    """A grey world of `chunks` chunks in which nothing happens: to compile with, or to measure.
+
+    Raises ValueError for more chunks than the model has positions for, and below 1.
+    """
+    config = source.world.config
+    longest = min(source.world.dit.rope_frames // config.chunk, CAPACITIES[-1] + 1)
+    if not 1 <= chunks <= longest:
+        raise ValueError(f"chunks {chunks}: give 1 to {longest}")
+    rows = np.zeros((chunks * config.chunk, 6), np.float32)
+    image = np.zeros((config.height, config.width, 3), np.float32)
+    ids = source.tokenizer().encode([config.negative_prompt])
+    said = (config.negative_prompt,) * chunks
+    return Request(f"{chunks} chunks", rows, image, "stretch", said, said, ids, (0,) * chunks, ids)
+
+
 def stream_spec(source: Source, chunks: int, steps: int | None = None) -> StreamSpec:
     """The stream of a world of `chunks` chunks; `steps` replaces the sampler's.
 
@@ -177,17 +204,23 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def generate(loaded: Loaded, request: Request, seed: int, *, steps: int | None = None) -> Iterator[np.ndarray]:
+def generate(
+    loaded: Loaded, request: Request, seed: int, *, steps: int | None = None, programs: Programs = PROGRAMS
+) -> Iterator[np.ndarray]:
     """The pictures of each chunk in turn, float32 [F, H, W, 3] in [-1, 1]: 13 at first, then 16 (chunks of 4 latents).
 
     The same seed gives the same video whatever else was or will be generated. Pictures of a chunk are handed out while
     the devices take it into the memory; the last chunk is not taken in. Errors: `stream_spec`, `check_seed`, at once.
     """
     spec = stream_spec(loaded.source, request.chunks, steps)
-    return _chunks(loaded, request, spec, rng.base_key(check_seed(seed)))
+    return _chunks(loaded, request, spec, rng.base_key(check_seed(seed)), programs)
 
 
-def _chunks(loaded: Loaded, request: Request, spec: StreamSpec, key: jax.Array) -> Iterator[np.ndarray]:
+def _chunks(
+    loaded: Loaded, request: Request, spec: StreamSpec, key: jax.Array, programs: Programs
+) -> Iterator[np.ndarray]:
+    start, emit, absorb, caption, encode_text = programs
+
     def encode(ids: np.ndarray) -> stream.Caption:
         return caption(spec, loaded.params, encode_text(loaded.world, loaded.text_params, jnp.asarray(ids[None])))
 
@@ -215,13 +248,19 @@ class Written:
 
 
 def write(
-    loaded: Loaded, request: Request, seed: int, output: str | os.PathLike[str], *, steps: int | None = None
+    loaded: Loaded,
+    request: Request,
+    seed: int,
+    output: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    programs: Programs = PROGRAMS,
 ) -> Written:
     """Generate a world into `output`: NAME.mp4, and NAME.png with the start picture and the end of every chunk."""
     config = loaded.world.config
     output = Path(output)
     paths = output / f"{request.name}.mp4", output / f"{request.name}.png"
-    chunks = generate(loaded, request, seed, steps=steps)
+    chunks = generate(loaded, request, seed, steps=steps, programs=programs)
     cells = [video.Cell(video.to_uint8(request.image), ("start picture", f"fit: {request.fit}"))]
     every = -(-request.chunks // _SHEET_CELLS)
     seconds: list[float] = []
