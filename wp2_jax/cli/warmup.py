@@ -9,8 +9,8 @@ HELP = "compile a world's programs and keep them, so that it starts at once"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Programs are kept in $XDG_CACHE_HOME/wp2_jax (~/.cache/wp2_jax), which `wp2 generate` uses too. They are made\n"
-        "anew when the code, jax or the device changes. Run it twice to see what a second start takes."
+        "Programs are kept in $XDG_CACHE_HOME/wp2_jax (~/.cache/wp2_jax), which `wp2 generate` uses too. They are\n"
+        "made anew when the code, jax or the device changes. Run it twice to see what a second start takes."
     )
     parser.epilog = "example:\n  wp2 warmup --checkpoint runs/tiny --chunks 16 64"
     parser.add_argument(
