@@ -18,6 +18,7 @@ import jax
 import pytest
 
 from wp2_jax import xla_flags
+from wp2_jax.inference import aot
 
 xla_flags.tune_cpu()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -30,6 +31,13 @@ def _forget_programs():
     that XLA crashes. What a later module needs again comes from the compilation cache."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _programs_in_memory(request, monkeypatch):
+    """Commands share the compiled programs of the process, but for the tests of those on disk."""
+    if request.module.__name__ != "test_aot":
+        monkeypatch.setattr(aot, "kept", lambda programs, folder: programs)
 
 
 @pytest.fixture(scope="session")

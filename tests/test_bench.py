@@ -93,6 +93,7 @@ def test_table():
     assert lines[3] == "| emit | 3 | 33.3% |  |  |  |  |  |"
 
 
+@pytest.mark.slow
 def test_every_part_runs_once(monkeypatch, tmp_path, capsys):
     from wp2_jax.bench import report
 

@@ -28,7 +28,7 @@ def compiled(function, mesh, *arguments):
         return made(*arguments), made.as_text() or ""
 
 
-@pytest.mark.parametrize("heads", [8, 2])
+@pytest.mark.parametrize("heads", [8, pytest.param(2, marks=pytest.mark.slow)])
 def test_tokens_that_do_not_divide(heads):
     """Teacher forcing of 2 chunks, 182 tokens, values and gradients; 2 heads are whole on every device."""
     config = dataclasses.replace(EIGHT_HEADS, num_heads=heads)
@@ -52,7 +52,7 @@ def test_tokens_that_do_not_divide(heads):
     assert heads == 2 or "all-to-all" in text
 
 
-@pytest.mark.parametrize("kind", ["tiny", "wan"])
+@pytest.mark.parametrize("kind", ["tiny", pytest.param("wan", marks=pytest.mark.slow)])
 def test_bands_equal_the_whole_frame(kind):
     """Decoding and encoding of three chunks, 16 rows of latents on 8 devices."""
     sizes = {

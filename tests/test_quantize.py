@@ -58,7 +58,9 @@ def test_fp8_keeps_three_bits_of_mantissa():
     assert 2**-6 < error.max() <= 2**-4 + 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in precision.PRESETS if name != "fp8-w8a8"])
+@pytest.mark.parametrize(
+    "name", ["int8", "fp8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "bf16", "int8-w8a8"))]
+)
 def test_presets_change_the_blocks_matrices_alone(workdir, name):
     full = load.load(workdir, "few_step").params["experts"]["high"]
     source = load.locate(workdir, "few_step", name)

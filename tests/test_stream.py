@@ -195,7 +195,7 @@ def check_mesh(workdir, student, tmp_path, devices, axis):
     np.testing.assert_allclose(found, expected, atol=5e-4)
 
 
-@pytest.mark.parametrize("axis", ["fsdp", "seq"])
+@pytest.mark.parametrize("axis", [pytest.param("fsdp", marks=pytest.mark.slow), "seq"])
 def test_mesh(workdir, student, tmp_path, axis):
     check_mesh(workdir, student, tmp_path, 8, axis)
 
