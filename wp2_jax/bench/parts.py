@@ -141,12 +141,12 @@ def _next_chunk(module: Any, method: str, params: Any, state: Any, x: jax.Array)
     return call(module, params, method, state, x, False)
 
 
-def world_in_play(world: World, chunks: int, precision: Callable[[Any], Any] = lambda expert: expert) -> "Play":
-    """A few-step world of `chunks` chunks with random weights, its first chunk made."""
+def world_in_play(world: World, chunks: int) -> "Play":
+    """A few-step world of `chunks` chunks with random weights, before its first chunk."""
     spec = world.stream("few_step", capacity_for(chunks))
     key = jax.random.key(0)
     experts = {
-        name: precision(random_weights(jax.eval_shape(functools.partial(passes.init, model.config), key), 3))
+        name: random_weights(jax.eval_shape(functools.partial(passes.init, model.config), key), 3)
         for name, model in spec.models.items()
     }
     vae_shapes = jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key))

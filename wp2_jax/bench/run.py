@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,16 @@ class Row:
         return float(np.median([theirs / ours for theirs, ours in pairs]))
 
 
-def single(world: World, names: Sequence[str]) -> list[parts.Part]:
-    """The parts that are one function each."""
-    made = []
+def single(world: World, names: Sequence[str]) -> Iterator[parts.Part]:
+    """The parts that are one function each, made when their turn comes: at full size their weights fill a device."""
     if "dit" in names:
-        made.append(parts.dit(world))
+        yield parts.dit(world)
     if "text" in names:
-        made.append(parts.text(world))
+        yield parts.text(world)
     if {"vae_decode", "vae_encode"} & set(names):
-        made += [part for part in parts.vae(world) if part.name in names]
+        yield from (part for part in parts.vae(world) if part.name in names)
     if "train" in names:
-        made.append(parts.train(world))
-    return made
+        yield parts.train(world)
 
 
 def row(part: parts.Part, repeats: int, peer: Peer | None, compiled: bool) -> Row:
@@ -66,7 +64,7 @@ def row(part: parts.Part, repeats: int, peer: Peer | None, compiled: bool) -> Ro
     return Row(part.name, timings.pop("ours"), part.flops, timings, difference)
 
 
-def stream(world: World, chunks: int, say: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:
+def stream(world: World, chunks: int) -> list[Row]:
     """A world of `chunks` chunks: emit, absorb and both, each chunk after the first two one run."""
     play = parts.world_in_play(world, chunks)
     flops = play.flops()
@@ -77,7 +75,6 @@ def stream(world: World, chunks: int, say: Callable[[int, int], None] = lambda d
         if index > 1:
             for name, value in (("emit", emit), ("absorb", absorb), ("chunk", time.perf_counter() - before)):
                 seconds[name].append(value)
-        say(index + 1, chunks)
     flops["chunk"] = sum(flops.values())
     return [Row(name, Timing(tuple(values)), flops[name]) for name, values in seconds.items()]
 
