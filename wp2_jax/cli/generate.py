@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from wp2_jax import sharding
     from wp2_jax.controls.inputs import load_inputs
-    from wp2_jax.inference import aot, generate, load
+    from wp2_jax.inference import aot, footprint, generate, load
     from wp2_jax.rng import drawn_seed
 
     mesh = sharding.first_devices(args.devices) if args.devices != 1 else None
@@ -90,7 +90,12 @@ def run(args: argparse.Namespace) -> int:
     for request in requests:
         print(request.timeline)
     print(f"mode {source.mode}: stage {source.stage}, step {source.step} of {source.workdir}", flush=True)
-    loaded = load.load(source, ema=not args.raw_weights, mesh=mesh, rules=sharding.one_world(args.shard_weights))
+    rules = sharding.one_world(args.shard_weights)
+    spec = generate.stream_spec(source, max(request.chunks for request in requests), args.steps)
+    needed = footprint.of(source, spec, generate.condition_frames(spec), mesh, rules)
+    print(f"memory: {needed}", flush=True)
+    needed.check()
+    loaded = load.load(source, ema=not args.raw_weights, mesh=mesh, rules=rules)
     programs = aot.kept(generate.PROGRAMS, aot.default_folder())
     for request in requests:
         written = generate.write(loaded, request, seed, args.output, steps=args.steps, programs=programs)

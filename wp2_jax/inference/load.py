@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,22 @@ class Source:
     def role(self) -> str:
         """What the stage's checkpoints call the experts."""
         return "student" if self.stage == "stable_forcing" else "experts"
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, Any]:
+        """Shapes of the weights as they are stored: {"experts": by name, "autoencoder": tree, "text": tree}."""
+        key = jax.random.key(0)
+        return {
+            "experts": _expert_shapes(self),
+            "autoencoder": jax.eval_shape(lambda: autoencoder.init_params(self.world.autoencoder, key)),
+            "text": jax.eval_shape(lambda: umt5.init(self.world.text, key)),
+        }
+
+    def as_run(self, experts: dict[str, Params]) -> dict[str, Params]:
+        """Stored experts in the form that the mode runs: heads fused, in the precision asked for."""
+        if self.stage == "pdd":
+            experts = fuse(self.world, experts)
+        return {name: precisions.cast(tree, self.precision) for name, tree in experts.items()}
 
     def tokenizer(self) -> Tokenizer:
         """The curriculum's tokenizer. Raises CheckpointError where it is missing or has more ids than the encoder."""
@@ -192,7 +209,7 @@ def load(
         source = locate(source, mode or "few_step")
     elif mode is not None and mode != source.mode:
         raise ValueError(f"mode {mode!r}: the checkpoint was located for mode {source.mode}")
-    world, tokenizer = source.world, source.tokenizer()
+    tokenizer = source.tokenizer()
 
     def read(stage: str, role: str, shapes: Any, average: bool = True) -> Any:
         folder = source.folder if stage == source.stage else source.workdir / stage
@@ -205,13 +222,9 @@ def load(
         abstract = shapes if mesh is None else sharding.abstract(shapes, rules, mesh)
         return trained.load_params(folder, role, ema=average, step=step, abstract=abstract)
 
-    experts = read(source.stage, source.role, _expert_shapes(source), ema)
-    if source.stage == "pdd":
-        experts = fuse(world, experts)
-    experts = {name: precisions.cast(tree, source.precision) for name, tree in experts.items()}
-    key = jax.random.key(0)
-    vae = read("autoencoder", "autoencoder", jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key)))
-    text = read("base", "text", jax.eval_shape(lambda: umt5.init(world.text, key)))
+    shapes = source.shapes
+    experts = source.as_run(read(source.stage, source.role, shapes["experts"], ema))
+    vae, text = read("autoencoder", "autoencoder", shapes["autoencoder"]), read("base", "text", shapes["text"])
     return Loaded(source, {"experts": experts, "autoencoder": vae}, text, tokenizer, mesh)
 
 
