@@ -131,9 +131,9 @@ def get_config(arg: str = "") -> ConfigDict:
 # What is particular to a stage. Lengths are latent frames. Targets begin this much likelier where the caption changes.
 OBJECTIVES = {
     "autoencoder": dict(pictures=9, regulariser=0.3),
-    "base": dict(target=4, dropout=0.1),
-    "action": dict(target=4, dropout=0.1),
-    "events": dict(target=12, dropout=0.1),
+    "base": dict(target=4, dropout=0.1, image_dropout=0.0),
+    "action": dict(target=4, dropout=0.1, image_dropout=0.0),
+    "events": dict(target=12, dropout=0.1, image_dropout=0.5),
     "memory_1": dict(drawn=8, history=64, dropout=0.1, rank=16),
     "memory_2": dict(target=8, history=152, change_weight=50.0, dropout=0.1),
     "teacher_forcing": dict(target=8, history=152, change_weight=50.0, dropout=0.1),

@@ -112,13 +112,15 @@ def write(workdir: Path, stages: tuple[str, ...] = ("base", "teacher_forcing", "
     text = random_like(jax.eval_shape(lambda: umt5.init(world.text, key)), 3)
     roles = {
         "base": lambda: {"experts": experts(10), "text": text},
+        "events": lambda: {"experts": experts(15), "text": jax.tree.map(lambda x: 2 * x, text)},
         "teacher_forcing": lambda: {"experts": experts(20)},
         "pdd": lambda: {"experts": experts(30, "bank")},
         "stable_forcing": lambda: {"student": experts(40, "fused"), "fake": experts(50)},
     }
     for stage in stages:
         params = roles[stage]()
-        save(workdir, stage, params, tuple(role for role in params if role != "fake"))
+        values = config(stage) | ({"stages": ("autoencoder", *stages)} if "events" in stages else {})
+        save(workdir, stage, params, tuple(role for role in params if role != "fake"), values)
     Tokenizer.train(CAPTIONS, workdir / "tokenizer.model", vocab_size=340)
     return workdir
 

@@ -136,6 +136,17 @@ def test_a_silent_model_scores_the_power_of_the_velocity():
     assert all(np.isnan(metrics[f"loss/all/q{i}"]) or abs(metrics[f"loss/all/q{i}"] - 5) < 0.5 for i in range(4))
 
 
+def test_a_dropped_picture_is_not_seen():
+    frozen, batch = frozen_trees(0), random_batch(1, 2, 4)
+    other = {**batch, "y": batch["y"] + 1.0}
+    for dropout, same in ((0.0, False), (1.0, True)):
+        loss = jax.jit(functools.partial(_loss, memory=False, image_dropout=dropout))
+        a, b = (float(loss(_single(), rows, frozen, jax.random.key(0))[0]) for rows in (batch, other))
+        assert (a == b) == same
+    with pytest.raises(ValueError, match=r"image_dropout 0\.5: a history shows"):
+        _loss(_single(), random_batch(1, 2, 8), frozen, jax.random.key(0), memory=True, image_dropout=0.5)
+
+
 def test_a_target_at_the_start_has_no_memory():
     batch, frozen = random_batch(1, 2, 8), frozen_trees(0)
     alone = jax.jit(functools.partial(_loss, memory=False, caption_dropout=0.0))

@@ -9,6 +9,7 @@ from wp2_jax import tree
 from wp2_jax.checkpoints import trained
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.inference import load
+from wp2_jax.inference.quantize import quantize
 from wp2_jax.stages import pack, run
 from wp2_jax.stages.context import StageError
 
@@ -43,3 +44,26 @@ def test_packed_weights_serve_as_a_checkpoint_and_as_finished_stages(tmp_path):
     with pytest.raises(StageError, match="stages memory_1 cannot be packed; choose from autoencoder, base"):
         pack.pack(workdir, tmp_path / "again", ("memory_1",))
     assert not (tmp_path / "again").exists()
+
+
+def test_the_text_encoder_is_that_of_the_last_stage_before_that_trained_it(tmp_path):
+    """`events` doubles the weights of the encoder: for itself and what follows, not for what comes before."""
+    stages = ("base", "events", "teacher_forcing")
+    workdir = random_workdir.write(tmp_path / "run", stages)
+    first, own, later = (
+        load.load(workdir / name, mode).text_params for name, mode in zip(stages, ("bi", "bi", "ar"), strict=True)
+    )
+    for name, value in tree.named_leaves(first).items():
+        np.testing.assert_array_equal(2 * value, tree.named_leaves(own)[name])
+        np.testing.assert_array_equal(2 * value, tree.named_leaves(later)[name])
+
+    assert pack.default(workdir)[1] == "events"
+    pack.pack(workdir, tmp_path / "packed", ("autoencoder", "events", "teacher_forcing"))
+    packed = tree.named_leaves(load.load(tmp_path / "packed", "ar").text_params)
+    np.testing.assert_allclose(packed["norm/scale"], tree.named_leaves(later)["norm/scale"], rtol=2**-8)
+
+    for mode, stage in (("bi", "events"), ("ar", "teacher_forcing")):
+        quantize(load.locate(workdir, mode), tmp_path / mode, "int8")
+        made = load.load(tmp_path / mode, mode)
+        assert made.source.stage == stage
+        np.testing.assert_allclose(tree.named_leaves(made.text_params)["norm/scale"], packed["norm/scale"], rtol=2**-8)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ STAGES = {
 }
 """The stages of a curriculum that serve a mode, best first."""
 TOKENIZER = "tokenizer.model"
+
+
+def text_stage(stage: str, stages: Sequence[str]) -> str:
+    """Which of a curriculum's `stages` gives a stage its text encoder: "events", from itself on, where there is one."""
+    stages = tuple(stages)
+    return "events" if "events" in stages[: stages.index(stage) + 1] else "base"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +69,11 @@ class Source:
     def role(self) -> str:
         """What the stage's checkpoints call the experts."""
         return "student" if self.stage == "stable_forcing" else "experts"
+
+    @property
+    def text_stage(self) -> str:
+        """The stage whose text encoder reads this one's captions."""
+        return text_stage(self.stage, self.config.get("stages", (self.stage,)))
 
     @functools.cached_property
     def shapes(self) -> dict[str, Any]:
@@ -224,7 +235,10 @@ def load(
 
     shapes = source.shapes
     experts = source.as_run(read(source.stage, source.role, shapes["experts"], ema))
-    vae, text = read("autoencoder", "autoencoder", shapes["autoencoder"]), read("base", "text", shapes["text"])
+    vae, text = (
+        read("autoencoder", "autoencoder", shapes["autoencoder"]),
+        read(source.text_stage, "text", shapes["text"]),
+    )
     return Loaded(source, {"experts": experts, "autoencoder": vae}, text, tokenizer, mesh)
 
 

@@ -25,8 +25,13 @@ def quantize(source: load.Source, output: str | os.PathLike[str], name: str) -> 
     experts = trained.load_params(source.folder, source.role, ema=True, step=source.step)
     made = {expert: precision.cast(tree, chosen) for expert, tree in experts.items()}
     metadata = trained.load_metadata(source.folder, source.step) | {"step": source.step}
-    path = trained.write_packed(output / source.stage, {source.role: made}, metadata, precision=name)
-    for stage, role in (("autoencoder", "autoencoder"), ("base", "text")):
+    roles, apart = {source.role: made}, [("autoencoder", "autoencoder")]
+    if source.text_stage == source.stage:
+        roles["text"] = trained.load_params(source.folder, "text", ema=True, step=source.step)
+    else:
+        apart.append((source.text_stage, "text"))
+    path = trained.write_packed(output / source.stage, roles, metadata, precision=name)
+    for stage, role in apart:
         trained.pack(source.workdir / stage, output / stage, (role,))
     shutil.copy(source.workdir / load.TOKENIZER, output / load.TOKENIZER)
     return path, [loss for expert in experts for loss in precision.losses(expert, experts[expert], made[expert])]

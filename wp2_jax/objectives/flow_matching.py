@@ -38,20 +38,23 @@ def loss(
     temporal: int = 1,
     shift: float = 5.0,
     caption_dropout: float = 0.1,
+    image_dropout: float = 0.0,
     change_weight: float = 1.0,
 ) -> tuple[Scalar, Metrics]:
     """Mean squared velocity error of `frames` target latent frames.
 
     With `memory` the target follows a history of random length (a multiple of `chunk`, 0 included, up to
     frozen["max_history"] and to what the clip has room for), uniform but for `batches.change_weights`; without, it
-    starts the world. `actions` False leaves the action modules out (stage base). Target frames are under their chunk's
+    starts the world. With probability `image_dropout` a sample is shown no picture (y all 0, its mask too): then only
+    the caption says what there is, which teaches to listen to it. `actions` False leaves the action modules out (stage
+    base). Target frames are under their chunk's
     caption; the memory is under the target's first, as it is where a pass has one caption.
 
     params["experts"][name] are velocity models; all that encode_text needs is in params and frozen. Metrics:
     loss/<expert> and loss/<expert>/q0..q3 by quarter of the expert's range, q3 the noisiest.
 
-    Raises ValueError where the clip is too short for the target (and, with memory, a chunk before it), or the target
-    does not fill chunks.
+    Raises ValueError where the clip is too short for the target (and, with memory, a chunk before it), the target does
+    not fill chunks, or pictures are dropped of a world that has a history.
     """
     room = batch["latents"].shape[1] - frames
     if room < (chunk if memory else 0) or frames % chunk:
@@ -59,6 +62,9 @@ def loss(
             f"frames {frames} as target in clips of {frames + room} latent frames: use a multiple of chunk {chunk} "
             f"that leaves {f'at least {chunk} frames of history' if memory else 'nothing out'}"
         )
+
+    if memory and image_dropout:
+        raise ValueError(f"image_dropout {image_dropout}: a history shows what there is; use 0 with memory")
 
     def one(name: str, rows: Batch, key: PRNGKey) -> tuple[Scalar, Metrics]:
         count = rows["latents"].shape[0]
@@ -75,6 +81,10 @@ def loss(
             )
         positions = batches.frame_range(start, frames)
         x0, y, rows_of_actions = (take_frames(a, positions) for a in (clip.latents, clip.y, clip.actions))
+
+        if image_dropout:
+            shown = jax.random.bernoulli(rng.fold(key, "image"), 1 - image_dropout, (count, 1, 1, 1, 1))
+            y = jnp.where(shown, y, 0)
 
         # Only the target's captions are encoded; they are numbered from its first chunk.
         ids = take_frames(rows["caption_ids"], batches.frame_range(start // chunk, frames // chunk))

@@ -18,7 +18,7 @@ from wp2_jax.array_types import Params
 from wp2_jax.checkpoints import trained
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.inference import condition, generate, world
-from wp2_jax.inference.load import TOKENIZER
+from wp2_jax.inference.load import TOKENIZER, text_stage
 from wp2_jax.train import config as configs
 
 
@@ -151,7 +151,8 @@ class Context:
 
     @functools.cached_property
     def text_params(self) -> Params:
-        return self.weights("base", "text", ema=True)
+        """The encoder that this stage's captions are read by, trained in an earlier one."""
+        return self.weights(text_stage(self.stage, self.config.stages), "text", ema=True)
 
     @functools.cached_property
     def null_context(self) -> jax.Array:

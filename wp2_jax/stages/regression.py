@@ -163,61 +163,85 @@ SHORTCUT_WINDOWS = 256
 
 def base_stage(context: Context) -> Setup:
     """Stage 1: image and caption to video; the text encoder trains along."""
-    config = context.config
 
     def init(key: jax.Array, given: dict) -> Params:
-        text = umt5.init(context.world.text, rng.fold(key, "text"))
-        return {"experts": _fresh_experts(context, key), "text": text}
+        return {"experts": _fresh_experts(context, key), "text": _fresh_text(context, key)}
 
-    frames = config.objective.target
-    loss = functools.partial(
-        flow_matching.loss,
-        **(_shared(context) | {"encode_text": encode_text(context, trained=True)}),
-        frames=frames,
-        memory=False,
-        actions=False,
-    )
-    train, held_out = context.loaders(lambda split: context.clips(split, frames, window=True))
-    program = loss_program(
-        context,
-        loss,
-        init,
-        roles=("experts", "text"),
-        frozen={"null_ids": jnp.asarray(context.null_ids)},
-        sample=lambda params: samples.rollout(context, "bi", params["experts"], params["text"], chunks=1),
-        untrained=(r"(^|/)(compressor|action|action_encoder)(/|$)",),
-    )
-    return Setup(program, train, held_out)
+    frozen = (r"(^|/)(compressor|action|action_encoder)(/|$)",)
+    return _start_of_world(context, init, text=True, window=True, actions=False, untrained=frozen)
 
 
 def action_stage(context: Context) -> Setup:
     """Stage 2: actions."""
-    return _start_of_world(context, "base", window=True)
+    return _start_of_world(
+        context,
+        _from_experts(context),
+        given=lambda: {"experts": context.weights("base", "experts", ema=True)},
+        window=True,
+    )
 
 
 def events_stage(context: Context) -> Setup:
-    """Between stages 2 and 3, where a curriculum has it: what events do, in clips that begin just before one.
+    """Between stages 2 and 3, where a curriculum has it: what captions ask for, in clips in which an event begins.
 
     A short target shows a scene as the event has left it; here it is seen to begin, still without a history's cost.
+    The text encoder trains along once more.
     """
-    return _start_of_world(context, "action", window=False)
+
+    def init(key: jax.Array, given: dict) -> Params:
+        return _from_experts(context)(key, given) | {"text": given["text"] if given else _fresh_text(context, key)}
+
+    def given() -> dict:
+        return {
+            "experts": context.weights("action", "experts", ema=True),
+            "text": context.weights("base", "text", ema=True),
+        }
+
+    return _start_of_world(context, init, given=given, text=True, window=False)
 
 
-def _start_of_world(context: Context, before: str, *, window: bool) -> Setup:
-    """The model without memory, with actions: targets that start a clip, or with `window` any window of one."""
-    frames = context.config.objective.target
-    loss = functools.partial(flow_matching.loss, **_shared(context), frames=frames, memory=False)
-    train, held_out = context.loaders(lambda split: context.clips(split, frames, window=window))
+def _start_of_world(
+    context: Context,
+    init: Callable[[jax.Array, dict], Params],
+    *,
+    window: bool,
+    given: Callable[[], dict] = dict,
+    text: bool = False,
+    actions: bool = True,
+    untrained: tuple[str, ...] = (r"(^|/)compressor/",),
+) -> Setup:
+    """The model without memory: targets that start a clip, or with `window` any window of one. `text`: the encoder
+    trains too."""
+    objective = context.config.objective
+    loss = functools.partial(
+        flow_matching.loss,
+        **(_shared(context) | {"encode_text": encode_text(context, trained=text)}),
+        frames=objective.target,
+        memory=False,
+        actions=actions,
+        image_dropout=objective.image_dropout,
+    )
+
+    def sample(params: Params) -> dict:
+        encoder = params["text"] if text else context.text_params
+        return samples.rollout(context, "bi", params["experts"], encoder, chunks=1)
+
+    train, held_out = context.loaders(lambda split: context.clips(split, objective.target, window=window))
     program = loss_program(
         context,
         loss,
-        _from_experts(context),
-        given=lambda: {"experts": context.weights(before, "experts", ema=True)},
-        frozen=_text_frozen(context),
-        sample=lambda params: samples.rollout(context, "bi", params["experts"], context.text_params, chunks=1),
-        untrained=(r"(^|/)compressor/",),
+        init,
+        roles=("experts", "text") if text else ("experts",),
+        given=given,
+        frozen={"null_ids": jnp.asarray(context.null_ids)} if text else _text_frozen(context),
+        sample=sample,
+        untrained=untrained,
     )
     return Setup(program, train, held_out)
+
+
+def _fresh_text(context: Context, key: jax.Array) -> Params:
+    return umt5.init(context.world.text, rng.fold(key, "text"))
 
 
 def _without_memory(context: Context) -> Params:
