@@ -144,12 +144,22 @@ class Plan:
 NOTHING = Plan()
 
 
-def draw(rng: np.random.Generator, world: Map, perspective: str, intervals: int, density: float = 0.0) -> Plan:
+def draw(
+    rng: np.random.Generator,
+    world: Map,
+    perspective: str,
+    intervals: int,
+    density: float = 0.0,
+    environment: float = 0.0,
+) -> Plan:
     """A random plan for a clip of `intervals` intervals: a theme, its first interval, and what follows from it.
 
-    With a `density` every interval of the clip holds an event of the theme with that chance.
+    With a `density` every interval of the clip holds an event of the theme with that chance. `environment`: the share
+    of the category environment; 0: all categories are as likely.
     """
-    category = str(rng.choice(list(CATEGORIES)))
+    others = (1 - environment) / (len(CATEGORIES) - 1)
+    shares = [environment if name == "environment" else others for name in CATEGORIES] if environment else None
+    category = str(rng.choice(list(CATEGORIES), p=shares))
     theme = str(rng.choice(CATEGORIES[category]))
     when = [int(rng.integers(intervals))]
     while when[-1] + 1 < intervals and rng.random() < 0.6:

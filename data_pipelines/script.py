@@ -28,7 +28,8 @@ class ScriptConfig:
     """Length of a clip in latent frames, the shares of its kinds and of first person, and how commands are drawn.
 
     The shares of the kinds need not add up to 1. `event_density`: chance of an event in each interval of a clip of kind
-    event; 0: one event, often with others in the intervals right after it.
+    event; 0: one event, often with others in the intervals right after it. `event_environment`: the share of fog and
+    light among the clips of kind event, 0 for a third, as the other categories have.
     """
 
     latents: int = 40
@@ -36,6 +37,7 @@ class ScriptConfig:
     loop_closure: float = 0.3
     event: float = 0.3
     event_density: float = 0.0
+    event_environment: float = 0.0
     first_person: float = 0.5
     jump_probability: float = 0.08
     min_seconds: float = 1.0
@@ -48,7 +50,7 @@ class ScriptConfig:
         shares = (self.navigation, self.loop_closure, self.event)
         if min(shares) < 0 or sum(shares) <= 0:
             raise ValueError(f"navigation, loop_closure, event = {shares}: shares of at least 0, not all 0")
-        for name in ("first_person", "event_density"):
+        for name in ("first_person", "event_density", "event_environment"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to 1")
 
@@ -168,7 +170,9 @@ def write(world: Map, config: ScriptConfig, seed: int, index: int) -> Script:
     character = None if perspective == "fps" else f"a soldier in {armour} armour, seen from behind"
     plan = events.NOTHING
     if kind == "event":
-        plan = events.draw(rng, world, perspective, _intervals(config.latents), config.event_density)
+        plan = events.draw(
+            rng, world, perspective, _intervals(config.latents), config.event_density, config.event_environment
+        )
     walker = plan.start or _start(rng, world)
     path = Path(walker, perspective, config, rng)
     orders: dict[int, tuple[str, ...]] = {}

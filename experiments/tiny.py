@@ -101,7 +101,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Recorded by `wp2 curriculum` where the folder does not hold it yet.
     c.data = ConfigDict(dict(directory="data", seed=0, clips=1280, maps=80, test_maps=8, latents=40))
-    c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0, event=0.3, event_density=0.0))
+    c.data.update(dict(yaw_degrees=5.625, pitch_degrees=2.8125, step=4.0))
+    c.data.update(dict(event=0.3, event_density=0.0, event_environment=0.0))
     if not quick and stage == "events":
         # Clips of one interval: most hold an event, which begins with the third latent frame.
         c.data.update(dict(directory="data_short", seed=2, clips=4240, latents=12, event=0.6, event_density=0.9))

@@ -266,6 +266,15 @@ def test_dense_events_fill_a_clip():
     assert np.mean([n >= 5 for n in counts]) > 0.5 and min(counts) >= 1
 
 
+def test_the_share_of_fog_and_light_is_as_asked():
+    for share, low, high in ((0.0, 0.2, 0.5), (0.9, 0.8, 0.98)):
+        config = script.ScriptConfig(navigation=0, loop_closure=0, event=1, event_environment=share)
+        plans = [script.write(maps.generate(index // 8), config, 3, index).caption for index in range(160)]
+        first = [next(i.event for i in plan.dynamic_interactions if i.event) for plan in plans]
+        environment = [events.kind_of(sentence) in events.KINDS_OF["environment"] for sentence in first]
+        assert low < np.mean(environment) < high
+
+
 def test_config_errors_name_the_field():
     with pytest.raises(ValueError, match="latents=10"):
         script.ScriptConfig(latents=10)
@@ -273,3 +282,5 @@ def test_config_errors_name_the_field():
         script.ScriptConfig(first_person=2)
     with pytest.raises(ValueError, match="event_density=-1"):
         script.ScriptConfig(event_density=-1)
+    with pytest.raises(ValueError, match="event_environment=2"):
+        script.ScriptConfig(event_environment=2)

@@ -87,6 +87,7 @@ class Context:
                     "latents": data.latents,
                     "event": data.event,
                     "event_density": data.event_density,
+                    "event_environment": data.event_environment,
                     "motion": {name: data[name] for name in ("yaw_degrees", "pitch_degrees", "step")},
                 },
             }
