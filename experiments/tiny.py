@@ -28,10 +28,10 @@ STEPS = {
     "autoencoder": (1200, 100),
     "base": (450, 120),
     "action": (4400, 1600),
-    "events": (1400, 100),
+    "events": (2000, 100),
     "memory_1": (200, 30),
-    "memory_2": (1200, 300),
-    "teacher_forcing": (1200, 400),
+    "memory_2": (800, 300),
+    "teacher_forcing": (900, 400),
     "pdd": (250, 40),
     "stable_forcing": (60, 4),
 }
@@ -105,10 +105,12 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.update(dict(event=0.3, event_density=0.0, event_environment=0.0))
     if not quick and stage == "events":
         # Clips of one interval: most hold an event, which begins with the third latent frame.
-        c.data.update(dict(directory="data_short", seed=2, clips=4240, latents=12, event=0.6, event_density=0.9))
+        c.data.update(dict(directory="data_short", seed=2, clips=4240, latents=12, event=3.0))
+        c.data.update(dict(event_density=0.9, event_environment=0.6))
     if not quick and stage not in SHORT:
         # As many pictures in clips of 40 s on other maps: ways back that are long, and far positions.
-        c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160, event=0.6, event_density=0.9))
+        c.data.update(dict(directory="data_long", seed=1, clips=320, latents=160, event=0.6))
+        c.data.update(dict(event_density=0.9, event_environment=0.6))
 
     c.optim = ConfigDict(
         dict(learning_rate=RATES[stage][quick], schedule="cosine", warmup=50, steps=0, weight_decay=0.01)
