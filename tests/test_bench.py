@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_workdir
 
 from wp2_jax import cli, tree
-from wp2_jax.bench import flops, measure, parts, run
+from wp2_jax.bench import flops, measure, parts, quality, run
 from wp2_jax.checkpoints import names_diffusers
 from wp2_jax.checkpoints.torch_names import from_tree, to_tree
+from wp2_jax.inference import generate, load
 from wp2_jax.inference.world import from_config
 from wp2_jax.models import autoencoder, passes, umt5
 
@@ -127,3 +129,26 @@ def test_pytorch_gives_the_same(world):
             run.row(part, 1, peer, False) for part in run.single(world, ("dit", "text", "vae_decode", "vae_encode"))
         ]
     assert len(rows) == 4 and all(row.difference is not None and row.difference < 5e-5 for row in rows)
+
+
+def test_precisions_side_by_side(tmp_path, capsys):
+    workdir, file = random_workdir.write(tmp_path / "run"), random_workdir.write_inputs(tmp_path, 12)
+    command = ["bench", "--checkpoint", str(workdir), "--precisions", "int8", "full"]
+    assert cli.main([*command, "--input", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4].startswith(
+        "| precision | MB of experts | seconds a chunk | spread | times as fast | PSNR of chunk 0"
+    )
+    full, int8 = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:])
+    assert full[0] == "full" and full[4] == "1.00" and full[5:] == [""] * 4
+    assert int8[0] == "int8" and float(int8[1]) < float(full[1])
+    pictures = []
+    for name in ("full", "int8"):
+        loaded = load.load(load.locate(workdir, "few_step", name))
+        request = quality.requests(workdir, "few_step", file)[0]
+        first = next(generate.generate(loaded, request, 0))
+        pictures.append(np.round((np.clip(first, -1, 1) + 1) * 127.5))
+    error = np.square(pictures[1] - pictures[0]).mean((1, 2, 3))
+    assert float(int8[5]) == pytest.approx((20 * np.log10(255) - 10 * np.log10(error)).mean(), abs=0.2)
+    assert cli.main(command) == 2
+    assert "launch/example/long_walk.json" in capsys.readouterr().err

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "With --torch (pip install 'wp2_jax[bench]') the first four run in turns with diffusers' and transformers'\n"
         "modules: same weights, same threads, a process of their own."
     )
-    parser.epilog = "example:\n  wp2 bench --size mid --parts dit text --torch --output runs/bench"
+    parser.epilog = (
+        "example:\n  wp2 bench --size mid --parts dit text --torch --output runs/bench\n"
+        "  wp2 bench --precisions bf16 int8 fp8 --input launch/example/long_walk.json"
+    )
     parser.add_argument(
         "--size",
         choices=SIZES,
@@ -34,9 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch", action="store_true", help="compare with PyTorch")
     parser.add_argument("--compile", action="store_true", help="with torch.compile too")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder for bench.json and history.png")
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        metavar="NAME",
+        help="instead of parts: the first world of --input in each of these precisions, its speed, size and PSNR "
+        "against full precision",
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="input file as for wp2 generate, for --precisions")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="weights for --precisions (default: the tiny ones that ship)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.precisions:
+        return _precisions(args)
     from wp2_jax.bench import report
 
     if args.repeats < 1 or args.chunks < 3:
@@ -50,4 +66,22 @@ def run(args: argparse.Namespace) -> int:
         compiled=args.compile,
         output=args.output,
     )
+    return 0
+
+
+def _precisions(args: argparse.Namespace) -> int:
+    from wp2_jax.bench import measure, quality
+    from wp2_jax.inference import load
+
+    if args.input is None:
+        raise ValueError("--precisions needs a world: give --input FILE, launch/example/long_walk.json for one")
+    checkpoint = args.checkpoint or load.shipped()
+    request = quality.requests(checkpoint, "few_step", args.input)[0]
+    print(", ".join(f"{name} {value}" for name, value in measure.machine().items()))
+    print(request.timeline, flush=True)
+    rows = []
+    for row in quality.compare(checkpoint, "few_step", request, args.precisions):
+        rows.append(row)
+        print(f"{row.name}: PSNR by chunk {' '.join(f'{value:.1f}' for value in row.psnr)}", flush=True)
+    print(quality.table(rows))
     return 0
