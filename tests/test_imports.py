@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": BASE
     | MODELS
     | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
-    "bench": BASE | MODELS | {"checkpoints", "inference", "objectives", "train"},
+    "bench": BASE | MODELS | {"controls", "checkpoints", "inference", "objectives", "train", "evaluation"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},
     "experiments": set(),
 }

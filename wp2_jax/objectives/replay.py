@@ -76,12 +76,14 @@ def cache_at(
         spec, model, weights, state, chunk, part(rollout.lr_latents, past, half), before, second
     )
     if memory_grad == "tokens":
-        sink, memory, temporal = (
-            None if group is None else group.replace(tokens=jax.lax.stop_gradient(group.tokens))
-            for group in (sink, memory, temporal)
-        )
+        sink = None if sink is None else _constant_tokens(sink)
+        memory, temporal = _constant_tokens(memory), _constant_tokens(temporal)
     cache = passes.prefill(model, weights, kv.truncate(constant, past), sink, memory, temporal, context)
     return cache.replace(chunks=index)
+
+
+def _constant_tokens(group: Frames) -> Frames:
+    return group.replace(tokens=jax.lax.stop_gradient(group.tokens))
 
 
 def replay_x0(
