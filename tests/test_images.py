@@ -30,7 +30,6 @@ def test_published_start_pictures(path):
     fitted = images.fit_picture(picture * 2 - 1, height, width)
     assert fitted.dtype == np.float32
     assert _relative(fitted, expected) < 1e-6
-    assert _relative(images.resize_bicubic(jnp.asarray(picture * 2 - 1), height, width), expected) < 1e-6
     assert _relative(images.low_resolution(jnp.asarray(fitted)), low) < 1e-6
     png = io.BytesIO()
     Image.fromarray(golden["in.image_uint8"].transpose(1, 2, 0)).save(png, "png")
@@ -47,25 +46,23 @@ def test_low_resolution_of_decoded_pictures():
 def test_cubic_weights_by_hand():
     # Twice the size: output i looks at i/2 - 1/4, so pixel 3 is 7/4, 5/4, 3/4, 1/4 away from outputs 3, 4, 5, 6 and so
     # on back; Keys' kernel with a = -3/4 has exact binary fractions there.
-    row = jnp.zeros((1, 8, 1)).at[0, 3, 0].set(1.0)
-    up = np.asarray(images.resize_bicubic(row, 1, 16))[0, :, 0]
+    row = np.eye(8, dtype=np.float32)[3].reshape(1, 8, 1)
+    up = images.resize_bicubic(row, 1, 16)[0, :, 0]
     half = [-0.03515625, -0.10546875, 0.26171875, 0.87890625]
     np.testing.assert_array_equal(up, [0, 0, 0, *half, *half[::-1], 0, 0, 0, 0, 0])
 
 
 def test_bicubic_clamps_taps_and_overshoots():
-    step = jnp.concatenate([-jnp.ones((1, 4, 1)), jnp.ones((1, 4, 1))], axis=1)
-    up = np.asarray(images.resize_bicubic(step, 1, 16))
+    step = np.concatenate([-np.ones((1, 4, 1)), np.ones((1, 4, 1))], axis=1)
+    up = images.resize_bicubic(step, 1, 16)
     assert up.max() > 1.05 and up.min() < -1.05
-    np.testing.assert_allclose(images.resize_bicubic(jnp.full((2, 3, 1, 3), 0.3), 64, 128), 0.3, rtol=1e-6)
+    np.testing.assert_allclose(images.resize_bicubic(np.full((3, 1, 3), 0.3), 64, 128), 0.3, rtol=1e-6)
 
 
-def test_bilinear_equals_jax_image():
+def test_low_resolution_is_bilinear():
     x = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (2, 3, 64, 96, 3)), jnp.float32)
     expected = jax.image.resize(x, (2, 3, 16, 24, 3), "linear", antialias=False)
     np.testing.assert_allclose(images.low_resolution(x), expected, atol=1e-6)
-    up = jax.image.resize(x, (2, 3, 128, 128, 3), "linear", antialias=False)
-    np.testing.assert_allclose(images.resize_bilinear(x, 128, 128), up, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(481, 833, 448, 832), (77, 131, 192, 192), (1, 1, 64, 64)])
@@ -73,18 +70,17 @@ def test_equals_torch_at_any_ratio(size):
     torch = pytest.importorskip("torch")
     height, width, new_height, new_width = size
     x = np.random.default_rng(1).uniform(-1, 1, (height, width, 3)).astype(np.float32)
-    for mode, resize in (("bicubic", images.resize_bicubic), ("bilinear", images.resize_bilinear)):
-        expected = torch.nn.functional.interpolate(
-            torch.from_numpy(x.transpose(2, 0, 1)[None].copy()), size=(new_height, new_width), mode=mode
-        )
-        assert _relative(resize(jnp.asarray(x), new_height, new_width), expected[0].numpy().transpose(1, 2, 0)) < 1e-6
+    expected = torch.nn.functional.interpolate(
+        torch.from_numpy(x.transpose(2, 0, 1)[None].copy()), size=(new_height, new_width), mode="bicubic"
+    )
+    assert _relative(images.resize_bicubic(x, new_height, new_width), expected[0].numpy().transpose(1, 2, 0)) < 1e-6
 
 
-def test_resizers_trace_and_stay_float32():
-    out = jax.jit(lambda x: images.resize_bicubic(x, 64, 128))(jnp.ones((2, 5, 7, 3), jnp.bfloat16))
-    assert out.shape == (2, 64, 128, 3) and out.dtype == jnp.float32
-    grad = jax.grad(lambda x: images.resize_bilinear(x, 4, 4).sum())(jnp.zeros((8, 8, 3)))
-    assert grad.sum() == pytest.approx(48)
+def test_low_resolution_stays_float32():
+    out = jax.jit(images.low_resolution)(jnp.ones((2, 5, 8, 12, 3), jnp.bfloat16))
+    assert out.shape == (2, 5, 2, 3, 3) and out.dtype == jnp.float32
+    grad = jax.grad(lambda x: images.low_resolution(x).sum())(jnp.zeros((8, 8, 3)))
+    assert grad.sum() == pytest.approx(12)
 
 
 def test_low_resolution_needs_a_multiple_of_four():

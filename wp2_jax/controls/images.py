@@ -1,7 +1,7 @@
-"""Pictures: decoding, fitting to the model's size, and the two resizers (golden README 25, 38).
+"""Pictures: decoding, fitting to the model's size, and the low-resolution twin's (golden README 25, 38).
 
-Both resizers are separable and linear, so each is two small matrices. Bicubic has coefficient -0.75; both
-have half-pixel centres, taps clamped to the border and no antialias, and nothing is clamped afterwards.
+Fitting is bicubic with coefficient -0.75, half-pixel centres, taps clamped to the border, no antialias and no clamping
+afterwards: separable and linear, so two small matrices.
 """
 
 import functools
@@ -30,58 +30,45 @@ def _cubic_weights(fraction: np.ndarray) -> np.ndarray:
     return np.where(distance <= 1, near, far)
 
 
-def _linear_weights(fraction: np.ndarray) -> np.ndarray:
-    """Weights of taps 0 and 1: [n, 2]."""
-    return np.stack([1 - fraction, fraction], axis=1)
-
-
 @functools.lru_cache(maxsize=64)
-def _matrix(size: int, new_size: int, kind: str) -> np.ndarray:
+def _matrix(size: int, new_size: int) -> np.ndarray:
     """Interpolation matrix float32 [new_size, size] along one axis, computed in float64."""
     # The published implementation has its positions in float32, rounded once for the scale and once for the
     # position. Where size/new_size is no short binary fraction, exact positions would move pixels by 1e-4.
     scale = np.float64(np.float32(size) / np.float32(new_size))
     position = (scale * (np.arange(new_size) + 0.5) - 0.5).astype(np.float32).astype(np.float64)
-    if kind == "linear":
-        position = np.maximum(position, 0)
     base = np.floor(position)
     fraction = position - base
-    first, weights = (-1, _cubic_weights(fraction)) if kind == "cubic" else (0, _linear_weights(fraction))
+    weights = _cubic_weights(fraction)
     matrix = np.zeros((new_size, size))
     rows = np.arange(new_size)
     for tap in range(weights.shape[1]):
-        column = np.clip(base.astype(np.int64) + first + tap, 0, size - 1)
+        column = np.clip(base.astype(np.int64) - 1 + tap, 0, size - 1)
         np.add.at(matrix, (rows, column), weights[:, tap])
     matrix = matrix.astype(np.float32)
     matrix.flags.writeable = False
     return matrix
 
 
-def _resize(pictures: jax.Array, height: int, width: int, kind: str) -> jax.Array:
-    pictures = jnp.asarray(pictures, jnp.float32)
-    rows = _matrix(pictures.shape[-3], height, kind)
-    columns = _matrix(pictures.shape[-2], width, kind)
-    # The default precision of accelerators is bfloat16 or TF32: far too coarse for pixels.
-    einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    return einsum("wx,...hxc->...hwc", columns, einsum("hy,...yxc->...hxc", rows, pictures))
-
-
-def resize_bicubic(pictures: jax.Array, height: int, width: int) -> jax.Array:
-    """[..., H, W, C] -> float32 [..., height, width, C], bicubic (may overshoot the range of the input)."""
-    return _resize(pictures, height, width, "cubic")
-
-
-def resize_bilinear(pictures: jax.Array, height: int, width: int) -> jax.Array:
-    """[..., H, W, C] -> float32 [..., height, width, C], bilinear."""
-    return _resize(pictures, height, width, "linear")
+def resize_bicubic(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """[H, W, C] -> float32 [height, width, C], bicubic (may overshoot the range of the input)."""
+    # In numpy: pictures come in many sizes, and each would be compiled anew.
+    old_height, old_width, channels = picture.shape
+    tall = _matrix(old_height, height) @ picture.reshape(old_height, -1).astype(np.float32)
+    return _matrix(old_width, width) @ tall.reshape(height, old_width, channels)
 
 
 def low_resolution(pictures: jax.Array) -> jax.Array:
-    """[..., H, W, C] -> float32 [..., H/4, W/4, C]: pictures of the low-resolution twin (spec section 4)."""
-    height, width = pictures.shape[-3:-1]
+    """[..., H, W, C] -> float32 [..., H/4, W/4, C]: pictures of the low-resolution twin (spec section 4).
+
+    Bilinear without antialias: at this whole, even factor the mean of the four pixels in the middle of each block.
+    """
+    height, width, channels = pictures.shape[-3:]
     if height % LOW_RES_SCALE or width % LOW_RES_SCALE:
         raise ImageError("bad_size", f"pictures of {height}x{width} do not divide by {LOW_RES_SCALE}; see check_size.")
-    return resize_bilinear(pictures, height // LOW_RES_SCALE, width // LOW_RES_SCALE)
+    scale, middle = LOW_RES_SCALE, slice(LOW_RES_SCALE // 2 - 1, LOW_RES_SCALE // 2 + 1)
+    blocks = pictures.reshape(*pictures.shape[:-3], height // scale, scale, width // scale, scale, channels)
+    return blocks[..., middle, :, middle, :].astype(jnp.float32).mean((-4, -2))
 
 
 def decode_image(source: str | os.PathLike | bytes, background: tuple[int, int, int] = (255, 255, 255)) -> np.ndarray:
@@ -134,10 +121,7 @@ def fit_picture(picture: np.ndarray, height: int, width: int, fit: str = "stretc
         new_width = min(old_width, max(1, round(old_height * width / height)))
         top, left = (old_height - new_height) // 2, (old_width - new_width) // 2
         picture = picture[top : top + new_height, left : left + new_width]
-    # In numpy: pictures come in many sizes, and each would be compiled anew.
-    old_height, old_width, channels = picture.shape
-    tall = _matrix(old_height, height, "cubic") @ picture.reshape(old_height, -1).astype(np.float32)
-    return _matrix(old_width, width, "cubic") @ tall.reshape(height, old_width, channels)
+    return resize_bicubic(picture, height, width)
 
 
 def load_image(

@@ -81,8 +81,8 @@ def check_rollout(folder: Path, name: str) -> list[Result]:
     total, chunk = settings["total_latent_frames"], spec.chunk
     inputs = golden.below(tensors, "in.")
 
-    image = jnp.moveaxis(jnp.asarray(inputs["image_float"]), 0, -1) * 2 - 1
-    image = resize_bicubic(image, spec.height, spec.width)
+    picture = np.moveaxis(inputs["image_float"], 0, -1) * 2 - 1
+    image = jnp.asarray(resize_bicubic(picture, spec.height, spec.width))
     text_len = spec.dit.text_len
     null = padded_context(inputs["context_null"], text_len)
     state = _start(spec, params, image[None], total, null, jax.random.key(0))
