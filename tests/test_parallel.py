@@ -10,6 +10,7 @@ from tiny_objectives import CONFIG, TEXT_DIM, random_batch, random_weights
 
 from wp2_jax import sharding
 from wp2_jax.models import autoencoder, layers, passes
+from wp2_jax.models.cache import CacheLayout
 from wp2_jax.models.dit import DiT
 from wp2_jax.objectives import batch as batches
 
@@ -83,3 +84,32 @@ def test_bands_equal_the_whole_frame(kind):
     for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, np.abs(b).max()))
     assert many[0].shape == (1, 5 + 8 + 8, 128, 32, 3)
+
+
+def test_the_cache_is_cut_by_heads():
+    """From the start, and after a prefill: eight devices hold an eighth each, of the same keys and values."""
+    model, params = DiT(EIGHT_HEADS), random_weights(0, EIGHT_HEADS)
+    layout = CacheLayout(sink=1, temporal=1, chunk=4, chunks=2, rows=4, cols=4, memory_rows=1, memory_cols=1)
+    latents = jax.random.normal(jax.random.key(0), (1, 2, 8, 8, 16))
+    tokens = jax.random.normal(jax.random.key(1), (1, 2, EIGHT_HEADS.dim))
+    contexts = jax.random.normal(jax.random.key(2), (1, 1, 3, TEXT_DIM))
+
+    def fill(params, latents, tokens, contexts):
+        empty = passes.empty_cache(model, layout, 1)
+        at = jnp.zeros((1, 1), jnp.int32)
+        y, actions = jnp.zeros((1, 1, 8, 8, 20)), jnp.zeros((1, 1, 6))
+        sink, temporal = (
+            passes.full_frames(model, params, latents[:, i : i + 1], y, jnp.zeros((1, 1)), actions, at + 3 * i, at)
+            for i in range(2)
+        )
+        memory = passes.memory_frames(tokens, jnp.zeros((1, 4, 6)), jnp.zeros((1, 4), jnp.int32), 0, (1, 1))
+        full = passes.prefill(model, params, empty, sink, memory, temporal, contexts)
+        return empty.k, empty.v, full.k, full.v
+
+    arguments = (params, latents, tokens, contexts)
+    one, _ = compiled(fill, None, *arguments)
+    many, _ = compiled(fill, sharding.make_mesh(SEQ), *arguments)
+    for a, b in zip(many, one, strict=True):
+        assert a.sharding.shard_shape(a.shape) == (*a.shape[:3], 1, a.shape[4])
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, np.abs(b).max()))
+    assert np.abs(one[2]).max() > 0

@@ -56,6 +56,7 @@ RULES = Rules(
     specs=(
         (r"(^|/)(q|k|v|qkv|wi(_\d)?|ffn_in|up|gate)/kernel(/values)?$", ("fsdp", "tensor")),
         (r"(^|/)(o|out|wo|ffn_out|down)/kernel(/values)?$", ("tensor", "fsdp")),
+        (r"(^|/)modulation$", ()),  # small, and read by every token
     )
 )
 
@@ -63,6 +64,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "batch": (BATCH,),  # any array whose first axis is the batch
     "tokens": (BATCH, "seq"),  # [B, L, D]
     "heads": (BATCH, None, ("seq", "tensor")),  # [B, L, N, K] inside attention: all tokens, some heads
+    "cache": (None, BATCH, None, ("seq", "tensor")),  # [layers, B, L, N, K] keys and values that are kept
     "hidden": (BATCH, "seq", "tensor"),  # [B, L, ffn] between the two layers of an FFN
     "bands": (BATCH, None, "seq"),  # [B, F, H, W, C] in an autoencoder: bands of rows; convolutions fetch the next rows
 }

@@ -5,6 +5,8 @@ import dataclasses
 import flax.struct
 import jax.numpy as jnp
 
+from wp2_jax.sharding import constrain
+
 
 @dataclasses.dataclass(frozen=True)
 class CacheLayout:
@@ -69,8 +71,8 @@ class KVCache(flax.struct.PyTreeNode):
 
 def empty(layout: CacheLayout, *, layers: int, batch: int, heads: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
     """A cache of nothing."""
-    shape = (layers, batch, layout.tokens, heads, head_dim)
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32), layout)
+    k, v = (constrain(jnp.zeros((layers, batch, layout.tokens, heads, head_dim), dtype), "cache") for _ in "kv")
+    return KVCache(k, v, jnp.zeros((), jnp.int32), layout)
 
 
 def truncate(cache: KVCache, chunks: int | jnp.ndarray) -> KVCache:
