@@ -167,7 +167,8 @@ def run(params, capacity: int, chunks: int):
 def test_old_entries_are_a_prefix_of_any_later_cache(params):
     _, _, caches = run(params, 3, 3)
     sizes = caches[0].layout
-    sink, compressed = slice(0, sizes.temporal_start), sizes.compressed_start
+    compressed = sizes.compressed_start
+    sink = slice(sizes.temporal_tokens, compressed)
     for count in (1, 2):
         cut = kv.truncate(caches[3], count)
         assert int(cut.chunks) == count
@@ -182,7 +183,7 @@ def test_old_entries_are_a_prefix_of_any_later_cache(params):
 def test_a_cut_cache_with_its_own_anchor_denoises_as_it_did_then(params):
     clip, context, caches = run(params, 3, 3)
     sizes, early = caches[0].layout, caches[2]
-    tmp = slice(sizes.temporal_start, sizes.compressed_start)
+    tmp = slice(0, sizes.temporal_tokens)
     cut = kv.truncate(caches[3], 2)
     cut = cut.replace(k=cut.k.at[:, :, tmp].set(early.k[:, :, tmp]), v=cut.v.at[:, :, tmp].set(early.v[:, :, tmp]))
     target = part(clip, 8, 12)

@@ -96,7 +96,7 @@ def test_an_action_reaches_the_tokens_of_its_own_frame():
         captions = jnp.zeros_like(positions)
         model = DiT(world.dit)
         group = passes.full_frames(model, params, noisy, y, t, rows, positions, captions)
-        return passes.bidirectional_frames(model, params, [group], context, None)
+        return passes.bidirectional_frames(model, params, None, group, context, None)
 
     # One w at latent frame 5 only.
     rest, once = np.zeros((2, 1, frames, 6), np.float32)
@@ -163,7 +163,7 @@ def test_memory_takes_each_frame_s_own_action(spec, student, contexts):
     expected, layout = caches(None), spec.layout
     chunk = layout.compressed_start + layout.chunk_tokens
     frame_tokens = layout.memory_rows * layout.memory_cols
-    latest = slice(layout.temporal_start, layout.compressed_start)
+    latest = slice(0, layout.temporal_tokens)
     parts = {0: slice(chunk, chunk + frame_tokens), 2: slice(chunk + frame_tokens, chunk + 2 * frame_tokens), 3: latest}
     for frame in range(4):
         for before, after in zip(expected, caches(frame), strict=True):
@@ -176,7 +176,7 @@ def test_memory_takes_each_frame_s_own_action(spec, student, contexts):
             else:
                 assert set(range(*parts[frame].indices(layout.tokens))) <= set(deep)
                 # Earlier chunks and the sink stay as they were computed.
-                assert not set(deep) & {*range(layout.temporal_start), *range(layout.compressed_start, chunk)}
+                assert not set(deep) & {*range(layout.temporal_tokens, chunk)}
 
 
 def check_mesh(workdir, student, tmp_path, devices, axis):

@@ -19,7 +19,7 @@ from wp2_jax.controls.images import LOW_RES_SCALE
 from wp2_jax.diffusion import guidance, pdd, samplers
 from wp2_jax.inference import condition
 from wp2_jax.inference.spec import StreamSpec
-from wp2_jax.models import masks, passes
+from wp2_jax.models import passes
 from wp2_jax.models.frames import CaptionKeys, Frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
@@ -202,13 +202,9 @@ def _predict(spec: StreamSpec, params, state, y, actions, caption: Caption, name
             if spec.mode == "ar":
                 return passes.denoise(model, tree, cache, generated, text)
             if first:
-                return passes.bidirectional_frames(model, tree, [generated], text, None)
-            groups = [group for group in memory.tokens if group is not None]
+                return passes.bidirectional_frames(model, tree, None, generated, text, None)
             length = jnp.broadcast_to(state.index * spec.chunk, (x.shape[0],))
-            mask = masks.bidirectional(
-                length, spec.sink, memory.tokens[1].count, spec.temporal, spec.chunk, spec.layout.time_factor
-            )
-            return passes.bidirectional_frames(model, tree, [*groups, generated], text, mask)
+            return passes.bidirectional_frames(model, tree, memory.tokens, generated, text, length)
 
         return velocity
 

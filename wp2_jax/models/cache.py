@@ -14,8 +14,8 @@ class CacheLayout:
 
     `memory` False hides the sink and the compressed history, so that only tmp is seen: to measure what they give.
 
-    Tokens lie as [sink | tmp | cmp of chunk 0 | cmp of chunk 1 | ...]: the growing part comes last, so that what holds
-    after fewer chunks is a prefix.
+    Tokens lie as [tmp | sink | cmp of chunk 0 | cmp of chunk 1 | ...]: the growing part comes last and the one that not
+    all may see first, so that what is there, or may be seen, is one range.
     """
 
     sink: int  # latent frames
@@ -44,12 +44,16 @@ class CacheLayout:
         return self.memory_frames * self.memory_rows * self.memory_cols
 
     @property
-    def temporal_start(self) -> int:
+    def temporal_tokens(self) -> int:
+        return self.temporal * self.frame_tokens
+
+    @property
+    def sink_tokens(self) -> int:
         return self.sink * self.frame_tokens
 
     @property
     def compressed_start(self) -> int:
-        return (self.sink + self.temporal) * self.frame_tokens
+        return self.temporal_tokens + self.sink_tokens
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from wp2_jax import sharding
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
-from wp2_jax.models.attention import attend
+from wp2_jax.models.attention import attend, attend_spans
 from wp2_jax.models.frames import (
     CaptionKeys,
     Frames,
@@ -27,6 +27,7 @@ from wp2_jax.models.frames import (
 )
 from wp2_jax.models.memory import Compressor, CompressorState, MemoryConfig, init_state
 from wp2_jax.models.pdd_heads import FORMS, Head
+from wp2_jax.models.spans import Span
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,9 @@ class _SelfAttention(nn.Module):
             k, v = (a.astype(q.dtype) for a in cached)
         elif cached is not None:
             k, v = (
-                jnp.concatenate([old.astype(q.dtype), new], axis=1) for old, new in zip(cached, (k, v), strict=True)
+                jnp.concatenate([new, old.astype(q.dtype)], axis=1) for old, new in zip(cached, (k, v), strict=True)
             )
-        out = sharding.even(attend(q, k, v, stream.mask))
+        out = sharding.even(attend_spans(q, k, v, stream.spans))
         out = sharding.constrain(out.reshape(*out.shape[:2], config.dim), "tokens")
         out = layers.dense(config.dim, owner, "out")(out)
         return out, cached
@@ -285,7 +286,7 @@ class DiT(nn.Module):
         self,
         groups: Sequence[Frames],
         text: jnp.ndarray | CaptionKeys,
-        mask: jnp.ndarray | None = None,
+        spans: tuple[Span, ...] = (),
         chunks: jnp.ndarray | None = None,
         write: Write | None = None,
     ) -> tuple[jnp.ndarray, jnp.ndarray, Stream]:
@@ -323,7 +324,7 @@ class DiT(nn.Module):
             action=action,
             cos=cos,
             sin=sin,
-            mask=mask,
+            spans=spans,
             context=None if known else self.encode_text(text),
             captions=captions,
             chunks=chunks,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wp2_jax.models.cache import CacheLayout
+from wp2_jax.models.spans import Span
 from wp2_jax.sharding import constrain
 
 
@@ -76,12 +77,12 @@ class Write:
     def __call__(self, buffer: jnp.ndarray, new: jnp.ndarray, chunks: jnp.ndarray) -> jnp.ndarray:
         """buffer [B, layout.tokens, N, K], new [B, L, N, K] -> buffer."""
         layout = self.layout
-        sink = layout.temporal_start if self.first else 0
-        temporal = new.shape[1] - layout.temporal * layout.frame_tokens
+        sink = layout.sink_tokens if self.first else 0
+        temporal = new.shape[1] - layout.temporal_tokens
         new = new.astype(buffer.dtype)
+        buffer = buffer.at[:, : layout.temporal_tokens].set(new[:, temporal:])
         if self.first:
-            buffer = buffer.at[:, :sink].set(new[:, :sink])
-        buffer = buffer.at[:, layout.temporal_start : layout.compressed_start].set(new[:, temporal:])
+            buffer = buffer.at[:, layout.temporal_tokens : layout.compressed_start].set(new[:, :sink])
         offset = layout.compressed_start + chunks * layout.chunk_tokens
         buffer = jax.lax.dynamic_update_slice_in_dim(buffer, new[:, sink:temporal], offset, axis=1)
         return constrain(buffer, "heads")
@@ -108,7 +109,7 @@ class Stream(flax.struct.PyTreeNode):
     action: jnp.ndarray | None  # [B, F, D]
     cos: jnp.ndarray  # [B, L, K/2]
     sin: jnp.ndarray
-    mask: jnp.ndarray | None  # [B or 1, L, keys]
+    spans: tuple[Span, ...]  # who attends to what; empty: all to all
     context: jnp.ndarray | None  # [B, C, S, D], without caption keys
     captions: jnp.ndarray | None  # [B, F] int32, which of C > 1 each frame reads
     chunks: Any  # int32 scalar, with a cache

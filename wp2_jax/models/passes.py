@@ -7,14 +7,16 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from wp2_jax.models import cache as kv
-from wp2_jax.models import masks
+from wp2_jax.models import spans
 from wp2_jax.models.dit import CrossAttention, DiT, DiTConfig
-from wp2_jax.models.frames import CaptionKeys, Frames, Write, frame_of_token, take_frames
+from wp2_jax.models.frames import CaptionKeys, Frames, Write, take_frames
 from wp2_jax.models.layers import call
 from wp2_jax.models.memory import CompressorState, init_state
+
+Past = tuple[Frames | None, Frames, Frames | None]
+"""Memory beside generated frames: (sink, cmp, tmp); sink and tmp are None in worlds without them."""
 
 Text = jax.Array | CaptionKeys
 """What frames are told: contexts [B, C, S, text_dim], or what `caption_keys` has made of them."""
@@ -56,13 +58,13 @@ def _run(
     params,
     groups: list[Frames],
     text: Text,
-    mask,
+    seen: tuple[spans.Span, ...],
     cache: kv.KVCache | None = None,
     write: Write | None = None,
 ):
     """All layers over joined groups: (tokens, e, stream, cache contents)."""
     chunks = None if cache is None or write is None else cache.chunks
-    x, e, stream = call(model, params, "prepare", groups, text, mask, chunks, write)
+    x, e, stream = call(model, params, "prepare", groups, text, seen, chunks, write)
     cached = None if cache is None else (cache.k, cache.v)
     keys = text if isinstance(text, CaptionKeys) else None
     x, cached = call(model, params, "run_blocks", x, stream, cached, keys)
@@ -129,22 +131,20 @@ def still_frames(model: DiT, params, history: History, index: jnp.ndarray) -> Fr
     return full_frames(model, params, latents, y, t, actions, index, captions)
 
 
-def memory(
-    model: DiT, params, history: History, length: jnp.ndarray, sink: int, temporal: int
-) -> tuple[list[Frames], int]:
-    """The groups [sink | cmp | tmp] of histories of `length` [B] latent frames, and the number of cmp frames."""
+def memory(model: DiT, params, history: History, length: jnp.ndarray, sink: int, temporal: int) -> Past:
+    """The memory of histories of `length` [B] latent frames."""
     batch, _, h, w, _ = history.latents.shape
     compressed = memory_frames(
         compress(model, params, history), history.actions, history.captions, 0, memory_grid(model, h, w)
     )
-    groups = [compressed]
+    anchor = latest = None
     if sink:
         index = jnp.broadcast_to(jnp.arange(sink, dtype=jnp.int32), (batch, sink))
-        groups.insert(0, still_frames(model, params, history, index))
+        anchor = still_frames(model, params, history, index)
     if temporal:
         index = jnp.maximum(length[:, None] - temporal + jnp.arange(temporal, dtype=jnp.int32), 0)
-        groups.append(still_frames(model, params, history, index))
-    return groups, compressed.count
+        latest = still_frames(model, params, history, index)
+    return anchor, compressed, latest
 
 
 def bidirectional(
@@ -171,27 +171,34 @@ def bidirectional(
     frames of it (multiple of the chunk; 0: none) gives the memory.
     """
     generated = full_frames(model, params, noisy, y, t, actions, positions, captions, token_t)
-    groups, mask = [], None
+    past = None
     if history is not None:
         assert length is not None
-        groups, count = memory(model, params, history, length, sink, temporal)
+        past = memory(model, params, history, length, sink, temporal)
         if actions is None:
-            groups = [group.replace(actions=None) for group in groups]
-        factor = model.config.memory.time_factor
-        mask = masks.bidirectional(length, sink, count, temporal, generated.count, factor)
-    return bidirectional_frames(model, params, [*groups, generated], contexts, mask)
+            anchor, compressed, latest = past
+            past = (
+                anchor and anchor.replace(actions=None),
+                compressed.replace(actions=None),
+                latest and latest.replace(actions=None),
+            )
+    return bidirectional_frames(model, params, past, generated, contexts, length)
 
 
 def bidirectional_frames(
-    model: DiT, params, groups: list[Frames], text: Text, mask: jnp.ndarray | None, block=None
+    model: DiT, params, past: Past | None, generated: Frames, text: Text, length: jnp.ndarray | None, block=None
 ) -> jnp.ndarray:
-    """One pass over ready groups, of which the last is generated; mask over frames or None."""
-    index = frame_of_token(groups)
-    token_mask = None if mask is None else masks.expand(mask, index, index)
-    x, e, stream, _ = _run(model, params, groups, text, token_mask)
-    last = groups[-1]
-    tail = last.count * last.grid
-    return call(model, params, "output", x, e, stream, tail, last.rows, last.cols, block)
+    """One pass over generated frames, alone or with a memory of `length` [B] latent frames."""
+    groups, seen, tail = [generated], (), generated.count * generated.grid
+    if past is not None:
+        assert length is not None
+        groups = [group for group in past if group is not None] + groups
+        sink, compressed, temporal = past
+        anchor, latest = (0 if group is None else group.count * group.grid for group in (sink, temporal))
+        factor = model.config.memory.time_factor
+        seen = spans.bidirectional(length, anchor, compressed.count, compressed.grid, latest, tail, factor)
+    x, e, stream, _ = _run(model, params, groups, text, seen)
+    return call(model, params, "output", x, e, stream, tail, generated.rows, generated.cols, block)
 
 
 def empty_cache(model: DiT, layout: kv.CacheLayout, batch: int) -> kv.KVCache:
@@ -223,9 +230,8 @@ def prefill(
     layout = cache.layout
     groups = [group for group in (sink, compressed, temporal) if group is not None]
     first = cache.layout.sink > 0 and sink is not None
-    mask = masks.prefill(layout, cache.chunks, first, compressed.count)
-    mask = masks.expand(mask, frame_of_token(groups), masks.cache_frames(layout))
-    *_, (k, v) = _run(model, params, groups, text, mask, cache, Write(layout, first))
+    seen = spans.prefill(layout, cache.chunks, first, compressed.count)
+    *_, (k, v) = _run(model, params, groups, text, seen, cache, Write(layout, first))
     return cache.replace(k=k, v=v, chunks=cache.chunks + compressed.count // layout.memory_frames)
 
 
@@ -238,13 +244,9 @@ def denoise(
     block: jnp.ndarray | None = None,
 ) -> jnp.ndarray:
     """Head outputs for one chunk that sees the cache and itself: velocity, bank or fused outputs by the head's form."""
-    mask = masks.denoise(cache.layout, cache.chunks, generated.count)
-    index = frame_of_token([generated])
-    cache_index = masks.cache_frames(cache.layout)
-    keys = cache_index.max(initial=-1) + 1 + index
-    mask = masks.expand(mask, index, np.concatenate([cache_index, keys]))
-    x, e, stream, _ = _run(model, params, [generated], text, mask, cache)
     tail = generated.count * generated.grid
+    seen = spans.denoise(cache.layout, cache.chunks, tail)
+    x, e, stream, _ = _run(model, params, [generated], text, seen, cache)
     return call(model, params, "output", x, e, stream, tail, generated.rows, generated.cols, block)
 
 
@@ -296,11 +298,11 @@ def teacher_forcing(
                 captions[:, part],
             )
         )
-    factor = model.config.memory.time_factor
-    mask = masks.teacher_forcing(start, sink, compressed.count, temporal, chunk, frames // chunk, factor)
-    index = frame_of_token(groups)
-    x, e, stream, _ = _run(model, params, groups, contexts, masks.expand(mask, index, index))
-    grid = groups[-1].grid
+    factor, grid = model.config.memory.time_factor, groups[-1].grid
+    seen = spans.teacher_forcing(
+        start, sink, compressed.count, compressed.grid, temporal, chunk, frames // chunk, grid, factor
+    )
+    x, e, stream, _ = _run(model, params, groups, contexts, seen)
     lead = sink * grid + compressed.count * compressed.grid
     group = (temporal + chunk) * grid
     outputs = []

@@ -115,7 +115,7 @@ def check_block(folder: Path, name: str) -> Iterator[Result]:
         action=jnp.asarray(tensors["in.vec_action"]),
         cos=jnp.broadcast_to(jnp.asarray(tensors["in.freqs.re"]), (batch, *tensors["in.freqs.re"].shape)),
         sin=jnp.broadcast_to(jnp.asarray(tensors["in.freqs.im"]), (batch, *tensors["in.freqs.im"].shape)),
-        mask=None,
+        spans=(),
         context=jnp.asarray(tensors["in.context_projected"])[:, None],
         captions=None,
         chunks=None,
@@ -186,7 +186,8 @@ def _memory(
 ) -> dict[str, jnp.ndarray]:
     """All that d lists: the memory [sink | cmp | tmp] of whole histories, and the pass that sees it. One program, so
     that the compressor is compiled once."""
-    groups, _ = passes.memory(model, params, history, length, sink, temporal)
+    past = passes.memory(model, params, history, length, sink, temporal)
+    groups = [group for group in past if group is not None]
     tokens, e, stream = apply(model, params, groups, arguments[4], method="prepare")
     batch, _, h, w, _ = history.latents.shape
     state = passes.init_state(model.config.memory, batch, h, w)
@@ -304,9 +305,9 @@ def denoise(model: DiT, params, cache: kv.KVCache, x, target: passes.History, t,
 def golden_cache(cache: kv.KVCache, layer: int, side: str) -> np.ndarray:
     """Keys ("k") or values ("v") of a layer in the published order [sink | cmp | tmp], without unused capacity."""
     layout, array = cache.layout, np.asarray(getattr(cache, side)[layer])
-    sink, cmp = layout.temporal_start, layout.compressed_start
+    tmp, cmp = layout.temporal_tokens, layout.compressed_start
     end = cmp + int(cache.chunks) * layout.chunk_tokens
-    return np.concatenate([array[:, :sink], array[:, cmp:end], array[:, sink:cmp]], axis=1)
+    return np.concatenate([array[:, tmp:end], array[:, :tmp]], axis=1)
 
 
 def check_cache(folder: Path, name: str) -> Iterator[Result]:
@@ -355,8 +356,8 @@ def check_cache(folder: Path, name: str) -> Iterator[Result]:
             cache, state = prefill(model, params, cache, state, new, jnp.int32(length), context, first=length == 0)
             length = fill["history"]
             yield from caches(cache, f"prefill_after_chunk{step['chunk']}")
-            counts = {"sink": layout.temporal_start, "cmp": int(cache.chunks) * layout.chunk_tokens}
-            counts["tmp"] = layout.compressed_start - layout.temporal_start
+            counts = {"sink": layout.sink_tokens, "cmp": int(cache.chunks) * layout.chunk_tokens}
+            counts["tmp"] = layout.temporal_tokens
             counts["cache_tokens"] = sum(counts.values())
             stated = {part: fill.get(part, count) for part, count in counts.items()}
             yield equal(f"{name}/{prefix}.prefill_after_chunk{step['chunk']}.counts", counts, stated)
