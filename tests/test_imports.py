@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     | MODELS
     | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
     "bench": BASE | MODELS | {"controls", "checkpoints", "inference", "objectives", "train", "evaluation"},
+    "plan": BASE | MODELS | {"sharding", "inference", "bench"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},
     "experiments": set(),
 }

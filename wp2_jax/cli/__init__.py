@@ -23,6 +23,7 @@ COMMANDS = (
     "quantize",
     "warmup",
     "bench",
+    "plan",
     "verify",
 )
 """Sub-commands in the order of use; each is the module of this name."""
