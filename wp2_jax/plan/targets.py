@@ -103,9 +103,7 @@ def target(name: str) -> Target:
     """The target of a name. ValueError for an unknown chip or an arrangement that is none."""
     kind, colon, size = name.partition(":")
     if kind not in CHIPS or not colon:
-        raise ValueError(
-            f"target {name!r}: write CHIP:SHAPE, as v5p:4x4x4 or h100:8, with a chip of {', '.join(CHIPS)}"
-        )
+        raise ValueError(f"target {name!r}: write CHIP:SHAPE, as v5p:4x4x4 or h100:8; chips: {', '.join(CHIPS)}")
     parts = size.split("x")
     if not all(part.isdigit() and int(part) for part in parts):
         raise ValueError(f"target {name!r}: {size!r} is no shape; write whole numbers with an x between, as 4x4x4")
