@@ -162,6 +162,7 @@ def test_attention_by_spans_equals_attention_under_a_mask(dtype):
     scores = jnp.einsum("bqnk,bsnk->bnqs", q, k) / 8**0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), -1)
     expected = jnp.einsum("bnqs,bsnk->bqnk", weights, v)
-    out = attend_spans(*(x.astype(dtype) for x in (q, k, v)), found)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    out = attend_spans(q, k, v, found)
     assert out.dtype == dtype
     np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=2e-6 if dtype == jnp.float32 else 2e-2)

@@ -137,7 +137,7 @@ def spec(name: str, shape: tuple[int, ...], rules: Rules, mesh: Mesh) -> Partiti
     for pattern, axes in rules.specs:
         if tree.matches(name, (pattern,)) and len(axes) <= len(shape):
             axes = tuple(rules.over if axis == "fsdp" else axis for axis in axes)
-            return _dividing((None,) * (len(shape) - len(axes)) + axes, shape, mesh)
+            return dividing((None,) * (len(shape) - len(axes)) + axes, shape, mesh)
     first = 1 if tree.matches(name, (rules.stacked,)) else 0
     ways = axis_size(mesh, rules.over)
     candidates = [i for i in range(first, len(shape)) if shape[i] % ways == 0]
@@ -172,7 +172,7 @@ def constrain(x: jax.Array, name: str) -> jax.Array:
     if mesh.empty:
         return x
     axes = ACTIVATIONS[name]
-    return jax.lax.with_sharding_constraint(x, _dividing(axes + (None,) * (x.ndim - len(axes)), x.shape, mesh))
+    return jax.lax.with_sharding_constraint(x, dividing(axes + (None,) * (x.ndim - len(axes)), x.shape, mesh))
 
 
 def bands(x: jax.Array) -> jax.Array:
@@ -204,7 +204,8 @@ def put_batch(batch: Batch, mesh: Mesh) -> tuple[dict[str, jax.Array], dict[str,
     return {name: jax.make_array_from_process_local_data(cut, x) for name, x in arrays.items()}, host
 
 
-def _dividing(axes: tuple[Any, ...], shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
+def dividing(axes: tuple[Any, ...], shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
+    """`axes` of the dimensions of a shape, without those that do not divide theirs."""
     return PartitionSpec(
         *(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True))
     )

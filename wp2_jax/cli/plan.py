@@ -11,6 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compiles the streaming step of a world, with the functions that generation and play call, for a target, and\n"
         "prints what each program holds on one device (GiB), its operations, the results of its collectives on one\n"
         "device (GiB) and the time that the chips' stated speeds allow at best. Nothing runs.\n\n"
+        "On GPUs attention is XLA's, with its scores in memory: cuDNN's, which keeps them on the chip, cannot be had\n"
+        "without one.\n\n"
         "The compiler of the target has to be installed, in an environment of its own: 'jax[tpu]' for TPUs;\n"
         "jax-cuda13-plugin and jax-cuda13-pjrt (--no-deps) for NVIDIA. No chip is needed."
     )

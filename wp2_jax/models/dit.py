@@ -14,7 +14,7 @@ import numpy as np
 from wp2_jax import sharding
 from wp2_jax.models import layers, rope
 from wp2_jax.models.actions import ActionEncoder, ActionInjection
-from wp2_jax.models.attention import attend, attend_spans
+from wp2_jax.models.attention import KERNELS, attend, attend_spans
 from wp2_jax.models.frames import (
     CaptionKeys,
     Frames,
@@ -53,6 +53,7 @@ class DiTConfig:
     dtype: str = "float32"
     param_dtype: str = "float32"
     remat: str = "none"
+    attention: str = "auto"  # the kernel of self-attention: attention.KERNELS
     unroll: int = 1  # layers in one turn of the loop over them: small models run faster unrolled on CPU
 
     def __post_init__(self):
@@ -68,6 +69,8 @@ class DiTConfig:
             raise ValueError(f"intervals {self.intervals} must be a positive multiple of blocks {self.blocks}")
         if self.remat not in ("none", "full", "dots"):
             raise ValueError(f"remat {self.remat!r} is not one of none, full, dots")
+        if self.attention not in KERNELS:
+            raise ValueError(f"attention {self.attention!r} is not one of {', '.join(KERNELS)}")
         if not 1 <= self.unroll <= self.num_layers:
             raise ValueError(f"unroll {self.unroll}: give 1 to num_layers {self.num_layers}")
         if self.memory.space_factor % self.patch:
@@ -103,7 +106,7 @@ class _SelfAttention(nn.Module):
             k, v = (
                 jnp.concatenate([new, old.astype(q.dtype)], axis=1) for old, new in zip(cached, (k, v), strict=True)
             )
-        out = sharding.even(attend_spans(q, k, v, stream.spans))
+        out = sharding.even(attend_spans(q, k, v, stream.spans, config.attention))
         out = sharding.constrain(out.reshape(*out.shape[:2], config.dim), "tokens")
         out = layers.dense(config.dim, owner, "out")(out)
         return out, cached

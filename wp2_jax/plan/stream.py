@@ -1,5 +1,6 @@
 """The streaming step of a world on a target: the functions that generation and play call, at full shapes."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,9 @@ def programs(
     """Compile a world of `chunks` chunks, program by program; what one gives is how the next is given it."""
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=1, seq=target.count), target.devices())
     world = precision.world_in(world, preset)
+    if target.chip.gpu:
+        # cuDNN is asked for its kernels while a program is compiled, and is not here: XLA's take more memory.
+        world = dataclasses.replace(world, dit=dataclasses.replace(world.dit, attention="xla"))
     sharding.check(mesh, batch_size=1, num_heads=world.dit.num_heads)
     spec = world.stream(mode, capacity_for(chunks))
     rules = sharding.one_world(cut_weights)
