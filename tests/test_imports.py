@@ -1,6 +1,8 @@
 """Imports go one way (the table below), found in the syntax tree of every module."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,14 @@ def test_a_wrong_import_would_be_seen(tmp_path):
     assert not may_import(ALLOWED["diffusion"], "diffusion", "wp2_jax.models.dit")
     assert not may_import(ALLOWED["data_pipelines"], "data_pipelines", "wp2_jax.inference.stream")
     assert may_import(ALLOWED["data_pipelines"], "data_pipelines", "wp2_jax.inference.condition.conditioning")
+
+
+def test_a_world_starts_without_what_only_training_needs():
+    """Each of these takes a noticeable part of the time to the first picture."""
+    slow = ("orbax.checkpoint", "tensorstore", "clu", "optax", "grain", "tensorflow_datasets", "matplotlib", "scipy")
+    code = (
+        "import sys, wp2_jax.inference.generate, wp2_jax.inference.load, wp2_jax.inference.aot\n"
+        f"print([name for name in {slow} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

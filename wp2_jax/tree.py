@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu import parameter_overview
 
 from wp2_jax.array_types import ArrayTree
 
@@ -113,5 +112,7 @@ def count(tree: ArrayTree) -> int:
 
 def overview(tree: ArrayTree) -> str:
     """A table of names, shapes and sizes, for printing."""
+    from clu import parameter_overview  # here, because it takes long to import
+
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in named_leaves(tree).items()}
     return parameter_overview.get_parameter_overview(nested(shapes), include_stats=False)

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
@@ -22,6 +21,13 @@ from wp2_jax.array_types import ArrayTree
 
 class CheckpointError(ValueError):
     """A checkpoint is absent, damaged, or not of the kind asked for. Nothing was loaded."""
+
+
+def _orbax() -> Any:
+    """Imported when it is needed: packed weights are not read by it, and it takes a good part of their start."""
+    import orbax.checkpoint as ocp
+
+    return ocp
 
 
 class Checkpoints:
@@ -33,6 +39,7 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2):
         self.directory = Path(directory).absolute()
+        ocp = _orbax()
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -42,6 +49,7 @@ class Checkpoints:
 
     def save(self, step: int, state: ArrayTree, metadata: Mapping[str, Any]) -> None:
         """Save the state (a pytree of arrays and keys) and metadata (JSON; bytes are allowed as values)."""
+        ocp = _orbax()
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -166,7 +174,7 @@ def _read(folder: Path, wanted: Mapping[str, Any], *, partial: bool = False) -> 
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None) or here)
         for name, x in wanted.items()
     }
-    nested = tree.nested(like)
+    nested, ocp = tree.nested(like), _orbax()
     try:
         arguments = ocp.args.PyTreeRestore(
             item=nested,
@@ -180,7 +188,8 @@ def _read(folder: Path, wanted: Mapping[str, Any], *, partial: bool = False) -> 
     return tree.named_leaves(restored)
 
 
-def _reader() -> ocp.Checkpointer:
+def _reader() -> Any:
+    ocp = _orbax()
     items = {"state": ocp.PyTreeCheckpointHandler(), "metadata": ocp.JsonCheckpointHandler()}
     return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items))
 
