@@ -113,8 +113,10 @@ def test_every_part_runs_once(monkeypatch, tmp_path, capsys):
     assert names == ["dit", "text", "vae_decode", "vae_encode", "train", "emit", "absorb", "chunk"]
     assert all(part["flops"] > 0 and min(part["timing"]["seconds"]) > 0 for part in found["parts"])
     assert [point["latents"] for point in found["history"]] == [8, 16] and (tmp_path / "history.png").is_file()
+    assert len(found["held"]) == 2 and min(found["held"]) > 2**20 and (tmp_path / "stream.png").is_file()
     assert "pictures a second over 4 chunks" in said
     assert cli.main(["bench", "--chunks", "2"]) == 2
+    assert cli.main(["bench", "--chunks", "257", "--parts", "stream"]) == 2
 
 
 def test_pytorch_gives_the_same(world):

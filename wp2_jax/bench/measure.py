@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,6 +51,15 @@ def matmul_peak(size: int = 2048, repeats: int = 7) -> float:
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a, b: jnp.dot(a, b, precision="highest"))
     return 2 * size**3 / min(timed(lambda: product(a, a), repeats).seconds)
+
+
+def memory() -> int:
+    """Bytes that are held now: on the first device, by this process where that is a CPU."""
+    stats = jax.devices()[0].memory_stats()
+    if stats is not None:
+        return stats["bytes_in_use"]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,30 @@ def bench(
     """Measure the parts of a size and print them as they come; returns what `output`/bench.json gets.
 
     Raises:
-      ValueError: an unknown size, or a PyTorch process that fails.
+      ValueError: an unknown size, more chunks than a world of it can have, or a PyTorch process that fails.
     """
     world, about = sizes.world(size), measure.machine()
+    if "stream" in names and chunks > world.longest:
+        raise ValueError(f"chunks {chunks}: a world of size {size} has at most {world.longest}")
     print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
     peak = measure.matmul_peak()
     print(f"float32 matrix product of 2048: {peak / 1e9:.0f} GFLOP/s", flush=True)
     rows: list[run.Row] = []
+    held: list[int] = []
     with Peer(world, about["cores"]) if torch else contextlib.nullcontext() as peer:
         for part in run.single(world, names):
             rows.append(run.row(part, repeats, peer, compiled))
             print(run.table(rows[-1:], peak), flush=True)
     if "stream" in names:
-        rows += run.stream(world, chunks)
+        streamed, held = run.stream(world, chunks)
+        rows += streamed
         chunk = rows[-1].timing.seconds
         pictures, quarter = 4 * world.config.chunk, max(1, len(chunk) // 4)
         first, last = (measure.Timing(part).median for part in (chunk[:quarter], chunk[-quarter:]))
         print(
             f"{pictures / rows[-1].timing.median:.1f} pictures a second over {chunks} chunks; "
-            f"{pictures / first:.1f} in their first quarter, {pictures / last:.1f} in the last"
+            f"{pictures / first:.1f} in their first quarter, {pictures / last:.1f} in the last; "
+            f"memory {held[len(held) // 4] / 2**20:.0f} MiB after the first quarter, {held[-1] / 2**20:.0f} at the end"
         )
     print(run.table(rows, peak), flush=True)
     curve = []
@@ -63,19 +68,31 @@ def bench(
         "matmul_flops": peak,
         "parts": [dataclasses.asdict(row) for row in rows],
         "history": curve,
+        "held": held,
     }
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         (output / "bench.json").write_text(json.dumps(found, indent=1))
         if curve:
-            _plot(curve, size, output / "history.png")
+            latents, seconds = ([point[name] for point in curve] for name in ("latents", "seconds"))
+            with _figure(output / "history.png", f"size {size}", "history, latent frames") as axes:
+                axes.plot(latents, seconds, "o-")
+                axes.set(ylabel="seconds a chunk", xscale="log", ylim=0)
+        if held:
+            with _figure(output / "stream.png", f"size {size}, a world of {chunks} chunks", "chunk") as axes:
+                axes.plot(range(2, chunks), rows[-1].timing.seconds, ".", label="seconds a chunk")
+                axes.set(ylabel="seconds a chunk", ylim=0)
+                other = axes.twinx()
+                other.plot(range(2, chunks), [size / 2**20 for size in held], "C1-", label="memory")
+                other.set(ylabel="memory held, MiB", ylim=0)
     return found
 
 
-def _plot(curve: Sequence[dict[str, Any]], size: str, path: Path) -> None:
+@contextlib.contextmanager
+def _figure(path: Path, title: str, across: str) -> Iterator[Any]:
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot([point["latents"] for point in curve], [point["seconds"] for point in curve], "o-")
-    axes.set(xlabel="history, latent frames", ylabel="seconds a chunk", title=f"size {size}", xscale="log", ylim=0)
+    axes.set(title=title, xlabel=across)
     axes.grid(alpha=0.3)
+    yield axes
     figure.savefig(path, dpi=120)
     plt.close(figure)

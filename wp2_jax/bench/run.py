@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from wp2_jax.bench import measure, parts
 from wp2_jax.bench.measure import Timing
@@ -64,19 +65,22 @@ def row(part: parts.Part, repeats: int, peer: Peer | None, compiled: bool) -> Ro
     return Row(part.name, timings.pop("ours"), part.flops, timings, difference)
 
 
-def stream(world: World, chunks: int) -> list[Row]:
-    """A world of `chunks` chunks: emit, absorb and both, each chunk after the first two one run."""
+def stream(world: World, chunks: int) -> tuple[list[Row], list[int]]:
+    """A world of `chunks` chunks: emit, absorb and both, each chunk after the first two one run; and the bytes that are
+    held after each of these."""
     play = parts.world_in_play(world, chunks)
     flops = play.flops()
     seconds: dict[str, list[float]] = {"emit": [], "absorb": [], "chunk": []}
-    for index in range(chunks):
+    held = []
+    for index in tqdm(range(chunks), desc="stream", unit="chunk", mininterval=1.0):
         before = time.perf_counter()
         emit, absorb = measure.once(play.emit), measure.once(play.absorb)
         if index > 1:
             for name, value in (("emit", emit), ("absorb", absorb), ("chunk", time.perf_counter() - before)):
                 seconds[name].append(value)
+            held.append(measure.memory())
     flops["chunk"] = sum(flops.values())
-    return [Row(name, Timing(tuple(values)), flops[name]) for name, values in seconds.items()]
+    return [Row(name, Timing(tuple(values)), flops[name]) for name, values in seconds.items()], held
 
 
 def history(world: World, sizes: Sequence[int], repeats: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from wp2_jax.controls.timeline import timeline
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.inference import stream, video
 from wp2_jax.inference.load import Loaded, Source
-from wp2_jax.inference.spec import CAPACITIES, StreamSpec, capacity_for
+from wp2_jax.inference.spec import StreamSpec, capacity_for
 from wp2_jax.inference.world import World
 
 # y of [image, zeros, ...] no longer changes past the encoder's reach in time (28 latent frames for Wan2.1); so many
@@ -133,7 +133,7 @@ def prepare(
     """
     world = source.world
     config = world.config
-    longest = min(world.dit.rope_frames // config.chunk, CAPACITIES[-1] + 1) * config.chunk
+    longest = world.longest * config.chunk
     for item in items:
         if len(item.rows) > longest:
             raise GeometryError(
@@ -171,9 +171,8 @@ def idle_request(source: Source, chunks: int) -> Request:
     Raises ValueError for more chunks than the model has positions for, and below 1.
     """
     config = source.world.config
-    longest = min(source.world.dit.rope_frames // config.chunk, CAPACITIES[-1] + 1)
-    if not 1 <= chunks <= longest:
-        raise ValueError(f"chunks {chunks}: give 1 to {longest}")
+    if not 1 <= chunks <= source.world.longest:
+        raise ValueError(f"chunks {chunks}: give 1 to {source.world.longest}")
     rows = np.zeros((chunks * config.chunk, 6), np.float32)
     image = np.zeros((config.height, config.width, 3), np.float32)
     ids = source.tokenizer().encode([config.negative_prompt])

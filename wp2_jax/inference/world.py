@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from wp2_jax.controls.geometry import Grid, check_size
 from wp2_jax.controls.images import LOW_RES_SCALE
 from wp2_jax.diffusion.experts import Experts
-from wp2_jax.inference.spec import StreamSpec
+from wp2_jax.inference.spec import CAPACITIES, StreamSpec
 from wp2_jax.models import autoencoder, umt5
 from wp2_jax.models.dit import DiTConfig
 
@@ -94,6 +94,11 @@ class World:
             capacity=capacity,
             **settings,
         )
+
+    @property
+    def longest(self) -> int:
+        """Chunks of the longest world: the model has positions for no more, or the memory no room."""
+        return min(self.dit.rope_frames // self.config.chunk, CAPACITIES[-1] + 1)
 
     @property
     def latent_size(self) -> tuple[int, int]:
