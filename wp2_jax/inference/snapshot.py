@@ -18,10 +18,14 @@ from wp2_jax.checkpoints import tensor_file
 from wp2_jax.checkpoints.orbax_io import CheckpointError
 from wp2_jax.inference.stream import StreamState
 
+# The order of the cache's tokens: that of a state is in no shape.
+_ORDER = {"cache": "tmp, sink, cmp"}
+
 
 def save(path: str | os.PathLike[str], state: StreamState, about: Mapping[str, Any]) -> Path:
     """Write a state and what it belongs to (`about`, JSON: weights, mode, capacity) to one file."""
-    return tensor_file.write(path, {name: np.asarray(_raw(x)) for name, x in tree.named_leaves(state).items()}, about)
+    named = {name: np.asarray(_raw(x)) for name, x in tree.named_leaves(state).items()}
+    return tensor_file.write(path, named, {**about, **_ORDER})
 
 
 def load(path: str | os.PathLike[str], like: StreamState, about: Mapping[str, Any]) -> StreamState:
@@ -32,7 +36,8 @@ def load(path: str | os.PathLike[str], like: StreamState, about: Mapping[str, An
       TreeMismatchError: arrays are missing, left over or of another shape.
     """
     found = tensor_file.read_metadata(path)
-    other = [f"{name} {found.get(name)!r}, not {value!r}" for name, value in about.items() if found.get(name) != value]
+    wanted = {**about, **_ORDER}
+    other = [f"{name} {found.get(name)!r}, not {value!r}" for name, value in wanted.items() if found.get(name) != value]
     if other:
         raise CheckpointError(f"{path} is a world of another kind: {'; '.join(other)}")
     named = tensor_file.read(path)
