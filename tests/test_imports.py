@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     | MODELS
     | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
     "bench": BASE | MODELS | {"controls", "checkpoints", "inference", "objectives", "train", "evaluation"},
-    "plan": BASE | MODELS | {"sharding", "inference", "bench"},
+    "plan": BASE | MODELS | {"sharding", "controls", "inference", "objectives", "train", "stages", "bench"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},
     "experiments": set(),
 }

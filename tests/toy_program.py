@@ -57,8 +57,8 @@ class TwoLosses:
         self.rules = sharding.Rules(specs=(), min_size=1)
         teacher = np.random.default_rng(9).normal(size=(16, 16)).astype(np.float32)
         self.frozen = sharding.place({"teacher": {"w": teacher}}, self.rules, self.mesh)
-        self._student = step.jit_update(self._student_pure, self.mesh, self.rules)
-        self._critic = step.jit_update(self._critic_pure, self.mesh, self.rules)
+        self._student = step.JitUpdate(self._student_pure, self.mesh, self.rules)
+        self._critic = step.JitUpdate(self._critic_pure, self.mesh, self.rules)
 
     def given(self):
         return {}

@@ -12,10 +12,11 @@ import jax
 
 def count(function: Callable[..., Any], *arguments: Any) -> int:
     """Multiplications and additions of one call; arguments are arrays or ShapeDtypeStructs."""
-    return _of(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return of(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _of(jaxpr: Any) -> int:
+def of(jaxpr: Any) -> int:
+    """Multiplications and additions of a jaxpr."""
     total = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -28,10 +29,10 @@ def _of(jaxpr: Any) -> int:
             taps = math.prod(kernel) // kernel[numbers.rhs_spec[0]]
             total += 2 * taps * math.prod(equation.outvars[0].aval.shape)
         elif name == "cond":
-            total += max(_of(branch.jaxpr) for branch in params["branches"])
+            total += max(of(branch.jaxpr) for branch in params["branches"])
         else:
             times = params.get("length", 1) if name == "scan" else 1
-            total += times * sum(_of(inner) for value in params.values() for inner in _jaxprs(value))
+            total += times * sum(of(inner) for value in params.values() for inner in _jaxprs(value))
     return total
 
 

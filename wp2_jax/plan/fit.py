@@ -5,6 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
+from wp2_jax.bench import flops
 from wp2_jax.plan import hlo
 from wp2_jax.plan.targets import Target
 
@@ -14,7 +17,7 @@ _GIB = 2**30
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """One compiled program. Bytes on one device; `peak` holds arguments and temporaries together; seconds to compile;
-    `flops` of all devices together, 0 where they were not counted."""
+    `flops` of all devices together; `times` that it runs in one update."""
 
     name: str
     arguments: int
@@ -23,21 +26,25 @@ class Fit:
     moved: dict[str, int]
     flops: int
     seconds: float
+    times: int = 1
 
     def step_seconds(self, target: Target) -> float:
         """A lower bound: products at the chips' stated speed, or all that is held read once, whichever takes longer."""
         return max(self.flops / target.count / target.chip.flops, self.peak / target.chip.bandwidth)
 
 
-def compiled(name: str, lowered: Any, flops: int, target: Target) -> tuple[Fit, Any]:
-    """Compile a lowered program for a target; the executable tells where its results lie."""
-    before = time.monotonic()
-    executable = lowered.compile(compiler_options=target.chip.compiler_options)
+def compiled(name: str, traced: Any, options: dict[str, bool]) -> tuple[Fit, Any]:
+    """Compile a traced program (jax.stages.Traced) with compiler options; its results come as shapes with shardings."""
+    lowered, before = traced.lower(), time.monotonic()
+    executable = lowered.compile(compiler_options=options)
     seconds = time.monotonic() - before
     memory = executable.memory_analysis()
     moved = hlo.collectives(executable.as_text())
     sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.peak_memory_in_bytes
-    return Fit(name, *sizes, moved, flops, seconds), executable
+    results = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), traced.out_info, executable.output_shardings
+    )
+    return Fit(name, *sizes, moved, flops.of(traced.jaxpr.jaxpr), seconds), results
 
 
 def table(fits: Sequence[Fit], target: Target) -> str:

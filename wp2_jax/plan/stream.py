@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from wp2_jax import sharding
-from wp2_jax.bench import flops
 from wp2_jax.inference import generate, precision, stream
 from wp2_jax.inference.spec import capacity_for
 from wp2_jax.inference.world import World
@@ -52,12 +51,8 @@ def programs(
     random = _whole(jax.eval_shape(lambda: key), mesh)
 
     def one(name: str, function: Any, *arguments: Any, donate: tuple[int, ...] = ()) -> tuple[fit.Fit, Any]:
-        lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
-        found, executable = fit.compiled(name, lowered, flops.count(function, *arguments), target)
-        results = jax.eval_shape(function, *arguments)
-        return found, jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), results, executable.output_shardings
-        )
+        traced = jax.jit(function, donate_argnums=donate).trace(*arguments)
+        return fit.compiled(name, traced, target.chip.compiler_options)
 
     with jax.set_mesh(mesh):
         found, context = one("encode_text", world.encode_text, text, ids)

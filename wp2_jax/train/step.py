@@ -147,20 +147,31 @@ def jit_init(
         return jax.jit(init, out_shardings=shards, compiler_options=_quick(mesh))(key, given)
 
 
-def jit_update(update: Update, mesh: Mesh, rules: sharding.Rules, *, quick_compile: bool = False) -> Update:
+class JitUpdate:
     """`update` compiled for the mesh. The state is donated and keeps its shards; metrics are replicated."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    compiled: list[Any] = []
 
-    def run(state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
-        if not compiled:
-            out = (sharding.shardings(state, rules, mesh), replicated)
-            options = _quick(mesh) if quick_compile else None
-            compiled.append(jax.jit(update, donate_argnums=0, out_shardings=out, compiler_options=options))
-        with jax.set_mesh(mesh):
-            return compiled[0](state, batch, frozen)
+    def __init__(self, update: Update, mesh: Mesh, rules: sharding.Rules, *, quick_compile: bool = False):
+        self._update, self._mesh, self._rules = update, mesh, rules
+        self._options = _quick(mesh) if quick_compile else None
+        self._jitted: Any = None
 
-    return run
+    def _jit(self, state: TrainState) -> Any:
+        if self._jitted is None:
+            out = (
+                sharding.shardings(state, self._rules, self._mesh),
+                NamedSharding(self._mesh, PartitionSpec()),
+            )
+            self._jitted = jax.jit(self._update, donate_argnums=0, out_shardings=out, compiler_options=self._options)
+        return self._jitted
+
+    def __call__(self, state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
+        with jax.set_mesh(self._mesh):
+            return self._jit(state)(state, batch, frozen)
+
+    def trace(self, state: TrainState, batch: Batch, frozen: dict[str, Any]) -> Any:
+        """The program that a call runs, of shapes (jax.stages.Traced): nothing is allocated."""
+        with jax.set_mesh(self._mesh):
+            return self._jit(state).trace(state, batch, frozen)
 
 
 @dataclasses.dataclass
@@ -194,7 +205,7 @@ class LossProgram:
         def update(state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
             return inner(state, batch, {**frozen, **self.by_step(state.step)})
 
-        self._update = jit_update(update, self.mesh, self.rules, quick_compile=self.quick_compile)
+        self._update = JitUpdate(update, self.mesh, self.rules, quick_compile=self.quick_compile)
         self._evaluate = jax.jit(self._evaluate_pure, compiler_options=_quick(self.mesh))
 
     def given(self) -> dict[str, Any]:
@@ -206,6 +217,10 @@ class LossProgram:
 
     def update(self, state: TrainState, batch: Batch, frozen: dict[str, Any]) -> tuple[TrainState, Metrics]:
         return self._update(state, batch, frozen)
+
+    def trace(self, state: TrainState, batch: Batch, frozen: dict[str, Any]) -> Any:
+        """The program of `update`, of shapes: see `JitUpdate.trace`."""
+        return self._update.trace(state, batch, frozen)
 
     def evaluate(self, state: TrainState, batch: Batch, frozen: dict[str, Any]) -> Metrics:
         with jax.set_mesh(self.mesh):
