@@ -88,4 +88,4 @@ def test_a_lower_bound_of_time():
     found = fit.Fit("emit", 0, 0, 3_352_000_000, {}, int(8 * 989e12), 1.0)
     assert found.step_seconds(target) == pytest.approx(1.0)
     assert fit.Fit("emit", 0, 0, 6_704_000_000_000, {}, 0, 1.0).step_seconds(target) == pytest.approx(2.0)
-    assert "| emit | 0.00 | 0.00 | 3.12 | 4% | 7.91e+03 | 1 |  | 1 |" in fit.table([found], target)
+    assert "| emit | 1 | 0.00 | 0.00 | 3.12 | 4% | 7.91e+03 | 1 |  | 1 |" in fit.table([found], target)

@@ -49,12 +49,24 @@ def compiled(name: str, traced: Any, options: dict[str, bool]) -> tuple[Fit, Any
 
 def table(fits: Sequence[Fit], target: Target) -> str:
     """A Markdown table of programs on a target."""
-    head = ("program", "arguments", "temporaries", "peak", "of memory", "TFLOP", "at best, s", "moved", "compile, s")
+    head = (
+        "program",
+        "times",
+        "arguments",
+        "temporaries",
+        "peak",
+        "of memory",
+        "TFLOP",
+        "at best, s",
+        "moved",
+        "compile, s",
+    )
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for fit in fits:
         moved = ", ".join(f"{kind} {size / _GIB:.2f}" for kind, size in fit.moved.items())
         cells = (
             fit.name,
+            str(fit.times),
             *(f"{size / _GIB:.2f}" for size in (fit.arguments, fit.temporaries, fit.peak)),
             f"{fit.peak / target.chip.memory:.0%}",
             f"{fit.flops / 1e12:.3g}" if fit.flops else "",
