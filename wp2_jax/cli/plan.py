@@ -10,9 +10,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Compiles for a target what one update of a training stage runs (--config), or the streaming step of a world\n"
-        "(--size), with the very functions that training, generation and play call, and prints what each program holds\n"
-        "on one device (GiB), its operations, the results of its collectives on one device (GiB) and the time that the\n"
-        "chips' stated speeds allow at best. Nothing runs.\n\n"
+        "(--size), with the very functions that training, generation and play call, and prints of each program what\n"
+        "it holds on one device (GiB), its operations, the results of its collectives on one device (GiB) and the time\n"
+        "that the chips' stated speeds allow at best. Nothing runs.\n\n"
         "On GPUs attention is XLA's, with its scores in memory: cuDNN's, which keeps them on the chip, cannot be had\n"
         "without one.\n\n"
         "The compiler of the target has to be installed, in an environment of its own: 'jax[tpu]' for TPUs;\n"
@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  wp2 plan --target h100:8 --size full --chunks 64 --precision bf16 --shard-weights"
     )
     parser.add_argument("--target", required=True, metavar="CHIP:SHAPE", help="v5e, v5p, v6e or h100: v6e:2x4, h100:8")
-    parser.add_argument(
-        "--config", metavar="FILE.py:STAGE", help="experiment file and stage; its mesh is laid over all"
-    )
+    parser.add_argument("--config", metavar="FILE.py:STAGE", help="a stage; its mesh is laid over all chips")
     parser.add_argument("--size", choices=("tiny", "mid", "full"), default="full", help="default full: as published")
     parser.add_argument("--mode", choices=("bi", "ar", "few_step"), default="few_step", help="default few_step")
     parser.add_argument("--chunks", type=int, default=64, metavar="N", help="length of the world (default 64)")
