@@ -4,6 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from wp2_jax.controls import geometry, inputs
@@ -107,7 +108,7 @@ def test_a_file_with_byte_order_mark(write):
 def test_all_problems_are_reported_together(write):
     path = write(
         [
-            _item(action="w-4,fly-4", perspective="FPS", seed=3),
+            _item(action="w-4,fly-4", perspective="FPS", steps=3),
             _item(),
             _item(image_path="b.png", action="w-6", prompt1=5),
             _item(prompt_event="prompt1-4", output_name="x/y"),
@@ -119,7 +120,7 @@ def test_all_problems_are_reported_together(write):
         load_inputs(path)
     found = [(p.index, p.field, p.kind) for p in error.value.problems]
     assert found == [
-        (0, "seed", "unknown_field"),
+        (0, "steps", "unknown_field"),
         (0, "perspective", "bad_perspective"),
         (0, "action", "unknown_token"),
         (2, "prompt1", "not_a_text"),
@@ -181,3 +182,56 @@ def test_memory_options_of_the_model_are_checked(write):
 def test_unknown_option_is_an_error():
     with pytest.raises(TypeError):
         inputs.InputOptions(chunks=4)  # type: ignore[call-arg]
+
+
+ROWS = [[0, 0, 0, 0, 1, 0], [0.1, -5.625, 1, 0, 1, 0], [0, 0, 1, -1, 1, 1], [0, 0, 0, 0, 1, 0]]
+
+
+def played(tmp_path, **changes) -> Path:
+    """An input file as a played world leaves it; a change to None takes the field away."""
+    (tmp_path / "a.png").write_bytes(b"")
+    item = {"image_path": "a.png", "perspective": "fps", "rows": ROWS, "prompt_event": "prompt-4", "prompt": "x"}
+    item |= {"steps": 7, "capacity": 64} | changes
+    path = tmp_path / "played.json"
+    path.write_text(json.dumps([{key: value for key, value in item.items() if value is not None}]))
+    return path
+
+
+def test_rows_of_a_played_world(tmp_path):
+    (item,) = load_inputs(played(tmp_path))
+    assert item.rows.dtype == np.float32 and item.action == "" and (item.seed, item.capacity) == (0, 64)
+    np.testing.assert_array_equal(item.rows, np.float32(ROWS))
+    # Every float32 survives the file.
+    odd = np.nextafter(np.float32(2.8125), np.float32(3))
+    rows = [ROWS[0], [float(odd), *ROWS[1][1:]], *ROWS[2:]]
+    assert load_inputs(played(tmp_path, rows=rows))[0].rows[1, 0] == odd
+    (item,) = load_inputs(played(tmp_path, rows=None, action="w-4", seed=None, capacity=None))
+    assert (item.seed, item.capacity) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "kind"),
+    [
+        ({"action": "w-4"}, "rows", "rows_and_action"),
+        ({"rows": None}, "action", "missing_field"),
+        ({"rows": []}, "rows", "bad_shape"),
+        ({"rows": "w-4"}, "rows", "bad_rows"),
+        ({"rows": {"a": 1}}, "rows", "bad_rows"),
+        ({"rows": [[0] * 5] * 4}, "rows", "bad_rows"),
+        ({"rows": [[True] * 6] * 4}, "rows", "bad_rows"),
+        ({"rows": [[1e39] * 6] * 4}, "rows", "bad_rows"),
+        ({"rows": [ROWS[0], [float("nan"), 0, 0, 0, 1, 0], *ROWS[2:]]}, "rows", "bad_rows"),
+        ({"rows": [ROWS[0], [0, 0, 0.5, 0, 1, 0], *ROWS[2:]]}, "rows", "bad_discrete"),
+        ({"rows": ROWS[:3]}, "rows", "length_not_multiple_of_chunk"),
+        ({"rows": ROWS[1:] + ROWS[:1]}, "rows", "not_at_rest"),
+        ({"perspective": "tps"}, "rows", "other_perspective"),
+        ({"seed": -1}, "seed", "bad_seed"),
+        ({"seed": 2**31}, "seed", "bad_seed"),
+        ({"seed": True}, "seed", "bad_seed"),
+        ({"capacity": "64"}, "capacity", "bad_capacity"),
+    ],
+)
+def test_wrong_numbers_of_a_played_world(tmp_path, changes, field, kind):
+    with pytest.raises(InputFileError) as caught:
+        load_inputs(played(tmp_path, **changes))
+    assert [(p.field, p.kind) for p in caught.value.problems][:1] == [(field, kind)]

@@ -14,7 +14,8 @@ example:
       --mode few_step --seed 0
 
 The input file is a JSON list of objects with image_path, perspective (fps or tps), action ("w-8,right-4", in latent
-frames of 4 pictures), prompt_event ("prompt-8,prompt2-4"), prompt* and optionally output_name.
+frames of 4 pictures), prompt_event ("prompt-8,prompt2-4"), prompt* and optionally output_name. One saved by
+`wp2 serve` also has rows (in place of action), seed and capacity.
 """
 
 
@@ -36,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bi: the bidirectional teacher; ar: the autoregressive model, many steps; "
         "few_step: the student, 4 passes a chunk (default)",
     )
-    parser.add_argument("--seed", type=int, default=None, help="0 to 2147483647 (default: drawn and printed)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="0 to 2147483647 (default: drawn and printed); a world of the "
+        "input file that has a seed of its own keeps it",
+    )
     parser.add_argument(
         "--fit",
         choices=("stretch", "crop"),
@@ -91,13 +98,15 @@ def run(args: argparse.Namespace) -> int:
         print(request.timeline)
     print(f"mode {source.mode}: stage {source.stage}, step {source.step} of {source.workdir}", flush=True)
     rules = sharding.one_world(args.shard_weights)
-    spec = generate.stream_spec(source, max(request.chunks for request in requests), args.steps)
+    specs = [generate.stream_spec(source, world.chunks, args.steps, capacity=world.capacity) for world in requests]
+    spec = max(specs, key=lambda spec: spec.capacity)
     needed = footprint.of(source, spec, generate.condition_frames(spec), mesh, rules)
     print(f"memory: {needed}", flush=True)
     needed.check()
     loaded = load.load(source, ema=not args.raw_weights, mesh=mesh, rules=rules)
     programs = aot.kept(generate.PROGRAMS, aot.default_folder())
     for request in requests:
-        written = generate.write(loaded, request, seed, args.output, steps=args.steps, programs=programs)
+        own = seed if request.seed is None else request.seed
+        written = generate.write(loaded, request, own, args.output, steps=args.steps, programs=programs)
         print(f"{written.video} and {written.sheet.name}, {written.seconds_a_chunk:.2f} s a chunk", flush=True)
     return 0

@@ -2,6 +2,10 @@
 
 A file is a list of objects with image_path, perspective (fps or tps), action, prompt_event, one or more
 prompt* (prompt, prompt1, ...) and optionally output_name. Image paths are relative to the file.
+
+Our additions, all optional, for worlds that were played and are made again: `rows` in place of action (a list of lists
+of six numbers, one a latent frame), `seed`, and `capacity` (chunks that the memory is laid out for; another layout
+gives the same pictures only to rounding).
 """
 
 import dataclasses
@@ -15,10 +19,12 @@ import numpy as np
 from wp2_jax.controls import actions
 from wp2_jax.controls.captions import parse_prompt_event
 from wp2_jax.controls.errors import ControlError
-from wp2_jax.controls.geometry import check_memory_options
+from wp2_jax.controls.geometry import check_memory_options, chunk_count
 
 REQUIRED = ("image_path", "perspective", "action", "prompt_event")
 OPTIONAL = ("output_name",)
+NUMBERS = ("rows", "seed", "capacity")
+MAX_SEED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +44,8 @@ class InputItem:
     """One world to generate.
 
     `rows` are float32 [T, 6]; `chunk_prompts` (names) and `chunk_captions` (texts) have an entry a chunk;
-    `output_name` has no .mp4 at its end and is unique in the file.
+    `output_name` has no .mp4 at its end and is unique in the file. `action` is empty where the file gives rows; `seed`
+    and `capacity` are None where it does not say.
     """
 
     index: int
@@ -50,6 +57,8 @@ class InputItem:
     output_name: str
     rows: np.ndarray
     chunk_prompts: tuple[str, ...]
+    seed: int | None = None
+    capacity: int | None = None
 
     @property
     def chunk_captions(self) -> tuple[str, ...]:
@@ -141,11 +150,14 @@ class _ItemChecker:
             self.problem("", "not_an_object", f"must be an object with {', '.join(REQUIRED)} and prompts.")
             return None
         fields = self._strings(entry)
+        numbers = {key: value for key, value in entry if key in NUMBERS}
+        seed = self._whole(numbers, "seed", 0, MAX_SEED)
+        capacity = self._whole(numbers, "capacity", 1, actions.MAX_LATENT_FRAMES)
         prompts = {key: value.strip() for key, value in fields.items() if _is_prompt(key)}
         if not any(_is_prompt(key) for key, _ in entry):
             self.problem("prompt", "missing_field", 'no prompt is given; add "prompt": "...".')
         image = self._image(fields.get("image_path"))
-        rows = self._rows(fields)
+        rows = self._given_rows(fields, numbers["rows"]) if "rows" in numbers else self._rows(fields)
         schedule = self._schedule(fields.get("prompt_event"), [k for k, _ in entry if _is_prompt(k)], rows)
         name = self._output_name(fields.get("output_name"), image)
         if self.problems or image is None or rows is None or schedule is None or name is None:
@@ -154,22 +166,26 @@ class _ItemChecker:
             self.index,
             image,
             fields["perspective"],
-            fields["action"],
+            fields.get("action", ""),
             fields["prompt_event"],
             prompts,
             name,
             rows,
             tuple(schedule),
+            seed,
+            capacity,
         )
 
     def _strings(self, entry: _Pairs) -> dict[str, str]:
         """The known fields that are texts; everything else becomes a problem."""
-        allowed = f"allowed are {', '.join((*REQUIRED, *OPTIONAL))} and prompt*"
+        allowed = f"allowed are {', '.join((*REQUIRED, *OPTIONAL, *NUMBERS))} and prompt*"
         fields: dict[str, str] = {}
         seen: set[str] = set()
         for key, value in entry:
             if key in seen:
                 self.problem(key, "duplicate_field", "is given twice; keep one.")
+            elif key in NUMBERS:
+                pass  # they have their own checks
             elif key not in (*REQUIRED, *OPTIONAL) and not _is_prompt(key):
                 self.problem(key, "unknown_field", f"unknown field; {allowed}.")
             elif not isinstance(value, str):
@@ -179,7 +195,7 @@ class _ItemChecker:
                 fields[key] = value
             seen.add(key)
         for key in REQUIRED:
-            if key not in seen:
+            if key not in seen and not (key == "action" and "rows" in seen):
                 self.problem(key, "missing_field", "is missing.")
         return fields
 
@@ -196,15 +212,57 @@ class _ItemChecker:
             return None
         return path
 
+    def _whole(self, numbers: dict[str, Any], key: str, least: int, most: int) -> int | None:
+        """A whole number within its bounds, None where there is none or it is wrong."""
+        if key not in numbers:
+            return None
+        value = numbers[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            shown = dict(value) if isinstance(value, _Pairs) else value
+            self.problem(key, f"bad_{key}", f"{shown!r} must be a whole number from {least} to {most}.")
+            return None
+        return value
+
+    def _perspective(self, fields: dict[str, str]) -> str | None:
+        perspective = fields.get("perspective")
+        if perspective is None:
+            return None
+        try:
+            actions.perspective_value(perspective)
+        except ControlError as error:
+            self.problem("perspective", error.kind, str(error))
+            return None
+        return perspective
+
+    def _given_rows(self, fields: dict[str, str], value: Any) -> np.ndarray | None:
+        """Rows of the file, exact: they must be actions, start at rest, fill chunks and have the item's perspective."""
+        perspective = self._perspective(fields)
+        if "action" in fields:
+            self.problem("rows", "rows_and_action", "rows and action are both given; keep one.")
+            return None
+        plain = isinstance(value, list) and not isinstance(value, _Pairs)
+        if not plain or not all(_is_row(row) for row in value):
+            self.problem("rows", "bad_rows", "must be a list of lists of six numbers, one a latent frame.")
+            return None
+        o = self.options
+        try:
+            rows = actions.check_rows(np.array(value, np.float32).reshape(-1, 6))
+            chunk_count(len(rows), o.chunk_length)
+            check_memory_options(o.chunk_length, o.sink_size, o.temporal_size, len(rows))
+        except ControlError as error:
+            self.problem("rows", error.kind, str(error))
+            return None
+        if np.delete(rows[0], actions.PERSPECTIVE).any():
+            self.problem("rows", "not_at_rest", f"row 0 is {rows[0].tolist()}: a world starts at rest.")
+            return None
+        if perspective and (rows[:, actions.PERSPECTIVE] != actions.perspective_value(perspective)).any():
+            self.problem("rows", "other_perspective", f"not all rows have the perspective {perspective!r} of the item.")
+            return None
+        return rows
+
     def _rows(self, fields: dict[str, str]) -> np.ndarray | None:
         o = self.options
-        perspective = fields.get("perspective")
-        if perspective is not None:
-            try:
-                actions.perspective_value(perspective)
-            except ControlError as error:
-                self.problem("perspective", error.kind, str(error))
-                perspective = None
+        perspective = self._perspective(fields)
         if "action" not in fields:
             return None
         try:
@@ -236,3 +294,10 @@ class _ItemChecker:
 
 def _is_prompt(key: str) -> bool:
     return key.startswith("prompt") and key != "prompt_event"
+
+
+def _is_row(value: Any) -> bool:
+    """Six numbers; a float32 has no room for larger ones than these."""
+    if not isinstance(value, list) or isinstance(value, _Pairs) or len(value) != 6:
+        return False
+    return all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 3e38 for x in value)

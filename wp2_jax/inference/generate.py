@@ -20,18 +20,17 @@ from wp2_jax.controls.captions import index_captions, parse_caption
 from wp2_jax.controls.errors import CaptionError, GeometryError
 from wp2_jax.controls.geometry import PICTURES_PER_SECOND, picture_range
 from wp2_jax.controls.images import load_image
-from wp2_jax.controls.inputs import InputItem, InputOptions
+from wp2_jax.controls.inputs import MAX_SEED, InputItem, InputOptions
 from wp2_jax.controls.timeline import timeline
 from wp2_jax.controls.tokenizer import Tokenizer
 from wp2_jax.inference import stream, video
 from wp2_jax.inference.load import Loaded, Source
-from wp2_jax.inference.spec import StreamSpec, capacity_for
+from wp2_jax.inference.spec import CAPACITIES, StreamSpec, capacity_for
 from wp2_jax.inference.world import World
 
 # y of [image, zeros, ...] no longer changes past the encoder's reach in time (28 latent frames for Wan2.1); so many
 # chunks of it serve a world of any length, and worlds of one capacity share their shapes and compiled programs.
 CONDITION_CHUNKS = 16
-MAX_SEED = 2**31 - 1
 _SHEET_CELLS = 60
 # Captions whose keys are kept: an event comes and goes, and at full size one takes hundreds of megabytes.
 _KEPT_CAPTIONS = 4
@@ -77,7 +76,8 @@ class Request:
 
     rows float32 [T, 6]; image float32 [H, W, 3] fitted to the world's size by `fit`, about [-1, 1]; captions and
     caption_names, a text and a prompt's name a chunk; caption_ids int32 [distinct, S] and caption_of_chunk, which of
-    them; null_ids int32 [1, S] of the negative prompt.
+    them; null_ids int32 [1, S] of the negative prompt. `seed` and `capacity` (chunks of memory) as the file says, or
+    None.
     """
 
     name: str
@@ -89,6 +89,8 @@ class Request:
     caption_ids: np.ndarray
     caption_of_chunk: tuple[int, ...]
     null_ids: np.ndarray
+    seed: int | None = None
+    capacity: int | None = None
 
     @property
     def chunks(self) -> int:
@@ -129,6 +131,7 @@ def prepare(
 
     Raises:
       GeometryError `world_too_long`: more latent frames than the model has positions for.
+      ValueError: a capacity that there is not, or too small for the world.
       ControlError: those of `load_image` and `clip_rotation`.
     """
     world = source.world
@@ -141,6 +144,7 @@ def prepare(
                 f"item {item.index} ({item.output_name}) lasts {len(item.rows)} latent frames; this model has "
                 f"positions for at most {longest} ({longest // config.chunk} chunks): shorten action and prompt_event",
             )
+        _capacity(len(item.rows) // config.chunk, item.capacity)
     null_ids = tokenizer.encode([negative_prompt.strip() or config.negative_prompt])
     requests = []
     for item in items:
@@ -160,9 +164,22 @@ def prepare(
                 tokenizer.encode(texts),
                 tuple(int(i) for i in index[:: config.chunk]),
                 null_ids,
+                item.seed,
+                item.capacity,
             )
         )
     return requests
+
+
+def _capacity(chunks: int, capacity: int | None) -> int:
+    """Chunks of memory for a world of `chunks` chunks: those asked for, or the fewest. ValueError if they do not do."""
+    least = capacity_for(chunks)
+    if capacity is None:
+        return least
+    if capacity not in CAPACITIES or capacity < least:
+        sizes = ", ".join(str(size) for size in CAPACITIES if size >= least)
+        raise ValueError(f"capacity {capacity}: a world of {chunks} chunks takes one of {sizes}")
+    return capacity
 
 
 def idle_request(source: Source, chunks: int) -> Request:
@@ -180,11 +197,11 @@ def idle_request(source: Source, chunks: int) -> Request:
     return Request(f"{chunks} chunks", rows, image, "stretch", said, said, ids, (0,) * chunks, ids)
 
 
-def stream_spec(source: Source, chunks: int, steps: int | None = None) -> StreamSpec:
-    """The stream of a world of `chunks` chunks; `steps` replaces the sampler's.
+def stream_spec(source: Source, chunks: int, steps: int | None = None, *, capacity: int | None = None) -> StreamSpec:
+    """The stream of a world of `chunks` chunks; `steps` replaces the sampler's, `capacity` the smallest that does.
 
     Raises:
-      ValueError: steps below 1, or given in few-step mode, which has its own.
+      ValueError: a capacity that does not do, steps below 1, or given in few-step mode, which has its own.
     """
     changes = {}
     if steps is not None:
@@ -193,7 +210,7 @@ def stream_spec(source: Source, chunks: int, steps: int | None = None) -> Stream
         if steps < 1:
             raise ValueError(f"steps={steps}: give at least 1")
         changes["steps"] = steps
-    return source.world.stream(source.mode, capacity_for(chunks), **changes)
+    return source.world.stream(source.mode, _capacity(chunks, capacity), **changes)
 
 
 def check_seed(seed: int) -> int:
@@ -211,7 +228,7 @@ def generate(
     The same seed gives the same video whatever else was or will be generated. Pictures of a chunk are handed out while
     the devices take it into the memory; the last chunk is not taken in. Errors: `stream_spec`, `check_seed`, at once.
     """
-    spec = stream_spec(loaded.source, request.chunks, steps)
+    spec = stream_spec(loaded.source, request.chunks, steps, capacity=request.capacity)
     return _chunks(loaded, request, spec, rng.base_key(check_seed(seed)), programs)
 
 
