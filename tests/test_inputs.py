@@ -191,7 +191,7 @@ def played(tmp_path, **changes) -> Path:
     """An input file as a played world leaves it; a change to None takes the field away."""
     (tmp_path / "a.png").write_bytes(b"")
     item = {"image_path": "a.png", "perspective": "fps", "rows": ROWS, "prompt_event": "prompt-4", "prompt": "x"}
-    item |= {"steps": 7, "capacity": 64} | changes
+    item |= {"seed": 0, "capacity": 64} | changes
     path = tmp_path / "played.json"
     path.write_text(json.dumps([{key: value for key, value in item.items() if value is not None}]))
     return path
@@ -206,7 +206,12 @@ def test_rows_of_a_played_world(tmp_path):
     rows = [ROWS[0], [float(odd), *ROWS[1][1:]], *ROWS[2:]]
     assert load_inputs(played(tmp_path, rows=rows))[0].rows[1, 0] == odd
     (item,) = load_inputs(played(tmp_path, rows=None, action="w-4", seed=None, capacity=None))
-    assert (item.seed, item.capacity) == (None, None)
+    assert (item.seed, item.capacity, item.fit) == (None, None, None)
+    # An action string that says the same may stand beside the rows.
+    same = [[0, 0, 0, 0, 1, 0], *[[0, 3, 1, 0, 1, 0]] * 3]
+    (item,) = load_inputs(played(tmp_path, rows=same, action="w+right-4", fit="crop"))
+    assert item.action == "w+right-4" and item.fit == "crop"
+    np.testing.assert_array_equal(item.rows, np.float32(same))
 
 
 @pytest.mark.parametrize(
@@ -229,6 +234,7 @@ def test_rows_of_a_played_world(tmp_path):
         ({"seed": 2**31}, "seed", "bad_seed"),
         ({"seed": True}, "seed", "bad_seed"),
         ({"capacity": "64"}, "capacity", "bad_capacity"),
+        ({"fit": "squeeze"}, "fit", "bad_fit"),
     ],
 )
 def test_wrong_numbers_of_a_played_world(tmp_path, changes, field, kind):

@@ -15,7 +15,7 @@ example:
 
 The input file is a JSON list of objects with image_path, perspective (fps or tps), action ("w-8,right-4", in latent
 frames of 4 pictures), prompt_event ("prompt-8,prompt2-4"), prompt* and optionally output_name. One saved by
-`wp2 serve` also has rows (in place of action), seed and capacity.
+`wp2 serve` also has rows (in place of action or beside it), seed, capacity and fit.
 """
 
 

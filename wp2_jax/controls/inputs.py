@@ -3,9 +3,9 @@
 A file is a list of objects with image_path, perspective (fps or tps), action, prompt_event, one or more
 prompt* (prompt, prompt1, ...) and optionally output_name. Image paths are relative to the file.
 
-Our additions, all optional, for worlds that were played and are made again: `rows` in place of action (a list of lists
-of six numbers, one a latent frame), `seed`, and `capacity` (chunks that the memory is laid out for; another layout
-gives the same pictures only to rounding).
+Our additions, all optional, for worlds that were played and are made again: `rows` (a list of lists of six numbers, one
+a latent frame; an action beside them must say the same), `seed`, `capacity` (chunks that the memory is laid out for;
+another layout gives the same pictures only to rounding) and `fit` (of the picture, see `images.FITS`).
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ from wp2_jax.controls import actions
 from wp2_jax.controls.captions import parse_prompt_event
 from wp2_jax.controls.errors import ControlError
 from wp2_jax.controls.geometry import check_memory_options, chunk_count
+from wp2_jax.controls.images import FITS
 
 REQUIRED = ("image_path", "perspective", "action", "prompt_event")
-OPTIONAL = ("output_name",)
+OPTIONAL = ("output_name", "fit")
 NUMBERS = ("rows", "seed", "capacity")
 MAX_SEED = 2**31 - 1
 
@@ -44,8 +45,8 @@ class InputItem:
     """One world to generate.
 
     `rows` are float32 [T, 6]; `chunk_prompts` (names) and `chunk_captions` (texts) have an entry a chunk;
-    `output_name` has no .mp4 at its end and is unique in the file. `action` is empty where the file gives rows; `seed`
-    and `capacity` are None where it does not say.
+    `output_name` has no .mp4 at its end and is unique in the file. `action` is empty where the file gives rows only;
+    `seed`, `capacity` and `fit` are None where it does not say.
     """
 
     index: int
@@ -59,6 +60,7 @@ class InputItem:
     chunk_prompts: tuple[str, ...]
     seed: int | None = None
     capacity: int | None = None
+    fit: str | None = None
 
     @property
     def chunk_captions(self) -> tuple[str, ...]:
@@ -157,9 +159,13 @@ class _ItemChecker:
         if not any(_is_prompt(key) for key, _ in entry):
             self.problem("prompt", "missing_field", 'no prompt is given; add "prompt": "...".')
         image = self._image(fields.get("image_path"))
-        rows = self._given_rows(fields, numbers["rows"]) if "rows" in numbers else self._rows(fields)
+        perspective = self._perspective(fields)
+        said = self._rows(fields, perspective)
+        rows = self._given_rows(numbers["rows"], perspective, said) if "rows" in numbers else said
         schedule = self._schedule(fields.get("prompt_event"), [k for k, _ in entry if _is_prompt(k)], rows)
         name = self._output_name(fields.get("output_name"), image)
+        if "fit" in fields and fields["fit"] not in FITS:
+            self.problem("fit", "bad_fit", f"{fields['fit']!r}: give one of {', '.join(FITS)}.")
         if self.problems or image is None or rows is None or schedule is None or name is None:
             return None
         return InputItem(
@@ -174,6 +180,7 @@ class _ItemChecker:
             tuple(schedule),
             seed,
             capacity,
+            fields.get("fit"),
         )
 
     def _strings(self, entry: _Pairs) -> dict[str, str]:
@@ -234,12 +241,9 @@ class _ItemChecker:
             return None
         return perspective
 
-    def _given_rows(self, fields: dict[str, str], value: Any) -> np.ndarray | None:
-        """Rows of the file, exact: they must be actions, start at rest, fill chunks and have the item's perspective."""
-        perspective = self._perspective(fields)
-        if "action" in fields:
-            self.problem("rows", "rows_and_action", "rows and action are both given; keep one.")
-            return None
+    def _given_rows(self, value: Any, perspective: str | None, said: np.ndarray | None) -> np.ndarray | None:
+        """Rows of the file, exact: they must be actions, start at rest, fill chunks, have the item's perspective and
+        be those of the action string (`said`) if there is one."""
         plain = isinstance(value, list) and not isinstance(value, _Pairs)
         if not plain or not all(_is_row(row) for row in value):
             self.problem("rows", "bad_rows", "must be a list of lists of six numbers, one a latent frame.")
@@ -258,11 +262,13 @@ class _ItemChecker:
         if perspective and (rows[:, actions.PERSPECTIVE] != actions.perspective_value(perspective)).any():
             self.problem("rows", "other_perspective", f"not all rows have the perspective {perspective!r} of the item.")
             return None
+        if said is not None and not np.array_equal(rows, said):
+            self.problem("rows", "rows_and_action", "rows and action say different things; keep one of the two.")
+            return None
         return rows
 
-    def _rows(self, fields: dict[str, str]) -> np.ndarray | None:
+    def _rows(self, fields: dict[str, str], perspective: str | None) -> np.ndarray | None:
         o = self.options
-        perspective = self._perspective(fields)
         if "action" not in fields:
             return None
         try:

@@ -157,8 +157,8 @@ def prepare(
             Request(
                 item.output_name,
                 rows,
-                load_image(item.image_path, config.height, config.width, fit),
-                fit,
+                load_image(item.image_path, config.height, config.width, item.fit or fit),
+                item.fit or fit,
                 item.chunk_captions,
                 item.chunk_prompts,
                 tokenizer.encode(texts),
