@@ -229,28 +229,69 @@ def generate(
     the devices take it into the memory; the last chunk is not taken in. Errors: `stream_spec`, `check_seed`, at once.
     """
     spec = stream_spec(loaded.source, request.chunks, steps, capacity=request.capacity)
-    return _chunks(loaded, request, spec, rng.base_key(check_seed(seed)), programs)
+    return _chunks(Player(loaded, spec, programs), request, check_seed(seed))
 
 
-def _chunks(
-    loaded: Loaded, request: Request, spec: StreamSpec, key: jax.Array, programs: Programs
-) -> Iterator[np.ndarray]:
-    start, emit, absorb, caption, encode_text = programs
+class Player:
+    """Makes worlds of one spec chunk by chunk. Several can be made in turns: all that a world knows is its state.
 
-    def encode(ids: np.ndarray) -> stream.Caption:
-        return caption(spec, loaded.params, encode_text(loaded.world, loaded.text_params, jnp.asarray(ids[None])))
+    Captions are read once and kept, the latest `kept_captions` of them. Every method runs on the devices of `loaded`.
+    """
 
-    caption_of = functools.lru_cache(_KEPT_CAPTIONS)(lambda number: encode(request.caption_ids[number][None]))
-    with loaded.on_mesh():
-        null = encode(request.null_ids) if spec.guided else None
-        state = start(spec, loaded.params, jnp.asarray(request.image[None]), condition_frames(spec), null, key)
+    def __init__(
+        self,
+        loaded: Loaded,
+        spec: StreamSpec,
+        programs: Programs = PROGRAMS,
+        kept_captions: int = _KEPT_CAPTIONS,
+    ):
+        self.loaded, self.spec, self._programs = loaded, spec, programs
+        self._read = functools.lru_cache(kept_captions)(self._read_caption)
+
+    def _read_caption(self, ids: bytes) -> stream.Caption:
+        programs, loaded = self._programs, self.loaded
+        context = programs.encode_text(
+            loaded.world, loaded.text_params, jnp.asarray(np.frombuffer(ids, np.int32)[None, None])
+        )
+        return programs.caption(self.spec, loaded.params, context)
+
+    def caption(self, ids: np.ndarray) -> stream.Caption:
+        """A caption of token ids int32 [S], as `emit` takes it."""
+        with self.loaded.on_mesh():
+            return self._read(ids.tobytes())
+
+    def start(self, image: np.ndarray, null_ids: np.ndarray, seed: int) -> stream.StreamState:
+        """A new world from its picture [H, W, 3], about [-1, 1]; null_ids int32 [1, S]. ValueError: `check_seed`."""
+        key = rng.base_key(check_seed(seed))
+        null = self.caption(null_ids[0]) if self.spec.guided else None
+        with self.loaded.on_mesh():
+            frames = condition_frames(self.spec)
+            return self._programs.start(self.spec, self.loaded.params, jnp.asarray(image[None]), frames, null, key)
+
+    def emit(
+        self, state: stream.StreamState, rows: np.ndarray, caption: stream.Caption, *, first: bool
+    ) -> tuple[stream.StreamState, stream.Chunk]:
+        """The next chunk under rows [C, 6]. The state that is given is used up (`programs`)."""
+        with self.loaded.on_mesh():
+            return self._programs.emit(
+                self.spec, self.loaded.params, state, jnp.asarray(rows[None]), caption, first=first
+            )
+
+    def absorb(self, state: stream.StreamState, made: stream.Chunk, *, first: bool) -> stream.StreamState:
+        """Takes a chunk into the memory. The state that is given is used up."""
+        with self.loaded.on_mesh():
+            return self._programs.absorb(self.spec, self.loaded.params, state, made, first=first)[0]
+
+
+def _chunks(player: Player, request: Request, seed: int) -> Iterator[np.ndarray]:
+    length = player.spec.chunk
+    state = player.start(request.image, request.null_ids, seed)
     for index in range(request.chunks):
-        with loaded.on_mesh():
-            rows = jnp.asarray(request.rows[None, index * spec.chunk : (index + 1) * spec.chunk])
-            told = caption_of(request.caption_of_chunk[index])
-            state, made = emit(spec, loaded.params, state, rows, told, first=index == 0)
-            if index < request.chunks - 1:
-                state, _ = absorb(spec, loaded.params, state, made, first=index == 0)
+        rows = request.rows[index * length : (index + 1) * length]
+        told = player.caption(request.caption_ids[request.caption_of_chunk[index]])
+        state, made = player.emit(state, rows, told, first=index == 0)
+        if index < request.chunks - 1:
+            state = player.absorb(state, made, first=index == 0)
         yield np.asarray(made.video)[0]
 
 
