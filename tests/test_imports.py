@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "inference": BASE | MODELS | {"controls", "sharding", "checkpoints"},
     "objectives": BASE | MODELS | {"controls", "sharding", "inference"},
     "train": BASE | {"sharding", "checkpoints"},
-    "serve": {"inference"},
+    "serve": {"controls", "inference"},
     "evaluation": {"array_types"},
     "verify": BASE | MODELS | {"controls", "checkpoints", "inference"},
     "stages": BASE
