@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import random_workdir
 from PIL import Image
-from test_serve_engine import Player, step
+from serve_fake import Player, step
 
 from wp2_jax.controls.captions import Caption
 from wp2_jax.controls.errors import ImageError
@@ -78,7 +78,7 @@ def test_a_played_world_is_generated_again(loaded, tmp_path):
     assert [item.action for item in items] == ["w-4,w+right-4,right-4", ""]
     assert (
         items[0].prompt_event == "prompt1-8,prompt2-4"
-        and (items[1].rows[5] == np.float32([1.3, -4.1, 0, 0, 0, 1])).all()
+        and (items[1].rows[5] == np.array([1.3, -4.1, 0, 0, 0, 1], np.float32)).all()
     )
     requests = generate.prepare(loaded.source, loaded.tokenizer, items)
     for request, leaf in zip(requests, history.leaves(), strict=True):
@@ -119,7 +119,7 @@ def huge_png() -> bytes:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not_decodable", "PNG, JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "not_decodable", "PNG, JPEG"),
         (png()[:100], "not_decodable", "decoded"),
-        (huge_png(), "too_large", "100000x100000"),
+        (huge_png(), "too_large", str(pictures.MAX_PIXELS)),
         (bytes(pictures.MAX_BYTES + 1), "too_large", str(pictures.MAX_BYTES)),
     ],
     ids=["empty", "svg", "eps", "cut", "bomb", "large"],

@@ -32,6 +32,10 @@ def kind_of(data: bytes) -> str:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             (width, height), kind = opened.size, opened.format
+    except Image.DecompressionBombError as error:
+        raise ImageError(
+            "too_large", f"{error}; at most {MAX_PIXELS} pixels are taken: make the picture smaller"
+        ) from error
     # Headers of broken files raise what the decoders raise, see `images.decode_image`.
     except Exception as error:
         raise ImageError(
