@@ -69,7 +69,7 @@ def test_a_played_world_is_generated_again(loaded, tmp_path):
     finally:
         engine.stop()
     history = world.history
-    packed = session.pack(start, history, 8, options)
+    packed = session.pack(session.items(start, history, 8, options), data)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         assert archive.namelist() == ["input.json", "start.png"]
         archive.extractall(tmp_path)

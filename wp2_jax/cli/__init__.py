@@ -18,6 +18,7 @@ COMMANDS = (
     "curriculum",
     "report",
     "generate",
+    "serve",
     "evaluate",
     "pack",
     "quantize",
@@ -35,6 +36,7 @@ _EXAMPLES = """examples:
   wp2 curriculum --config experiments/tiny.py:quick --workdir runs/quick
   wp2 train --config experiments/tiny.py:base --workdir runs/base
   wp2 generate --checkpoint runs/quick --input world.json --output out --mode few_step
+  wp2 serve
   wp2 verify tests/golden
 
 `wp2 COMMAND --help` explains each."""
@@ -43,7 +45,7 @@ _EXAMPLES = """examples:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wp2",
-        description="WorldPlay2 in JAX: record data, train and distil an interactive world model, generate, verify.",
+        description="WorldPlay2 in JAX: record data, train and distil an interactive world model, play it.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -115,15 +115,23 @@ class Tokenizer:
         if isinstance(texts, str):
             raise TypeError("encode takes a list of texts, not one text")
         ids = np.full((len(texts), self.text_len), PAD, np.int32)
-        for row, text in zip(ids, map(clean, texts), strict=True):
-            pieces = self.processor.encode(text, out_type=int)
-            kept = pieces[: self.text_len - 1]
-            if len(kept) < len(pieces):
-                warnings.warn(
-                    f"a caption of {len(pieces)} tokens is cut to {len(kept)} (text_len={self.text_len} less the end "
-                    f"token); lost: {self.processor.decode(pieces[len(kept) :])!r}",
-                    ControlWarning,
-                    stacklevel=2,
-                )
+        for row, text in zip(ids, texts, strict=True):
+            kept, said = self._fitted(text)
+            if said:
+                warnings.warn(said, ControlWarning, stacklevel=2)
             row[: len(kept) + 1] = [*kept, self.processor.eos_id()]
         return ids
+
+    def notice(self, text: str) -> str:
+        """What `encode` warns of for a text, "" for nothing."""
+        return self._fitted(text)[1]
+
+    def _fitted(self, text: str) -> tuple[list[int], str]:
+        pieces = self.processor.encode(clean(text), out_type=int)
+        kept = pieces[: self.text_len - 1]
+        if len(kept) == len(pieces):
+            return kept, ""
+        return kept, (
+            f"a caption of {len(pieces)} tokens is cut to {len(kept)} (text_len={self.text_len} less the end token); "
+            f"lost: {self.processor.decode(pieces[len(kept) :])!r}"
+        )

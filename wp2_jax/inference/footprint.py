@@ -18,7 +18,7 @@ from wp2_jax.inference.spec import StreamSpec
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Bytes on each device: all weights, the state of one world, the keys of one caption.
+    """Bytes on each device: all weights, the states of `worlds` worlds (one), the keys of a caption each.
 
     What a pass computes on its way comes on top.
     """
@@ -26,16 +26,24 @@ class Footprint:
     weights: int
     world: int
     caption: int
+    worlds: int = 1
 
     @property
     def total(self) -> int:
         return self.weights + self.world + self.caption
 
+    def times(self, worlds: int) -> "Footprint":
+        """Of several worlds with the same weights."""
+        return Footprint(self.weights, worlds * self.world, worlds * self.caption, worlds)
+
     def __str__(self) -> str:
         return (
-            f"{_size(self.total)} on each device (weights {_size(self.weights)}, world {_size(self.world)}, "
-            f"caption {_size(self.caption)}) and the working memory of a pass"
+            f"{_size(self.total)} on each device (weights {_size(self.weights)}, {self._named('world')} "
+            f"{_size(self.world)}, {self._named('caption')} {_size(self.caption)}) and the working memory of a pass"
         )
+
+    def _named(self, what: str) -> str:
+        return what if self.worlds == 1 else f"{self.worlds} {what}s"
 
     def check(self) -> None:
         """Raises ValueError where the device has less memory than this."""

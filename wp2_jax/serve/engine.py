@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from wp2_jax.controls.captions import Caption
 from wp2_jax.controls.geometry import PICTURES_PER_SECOND
@@ -25,6 +25,15 @@ _RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0)
 
 class EngineError(RuntimeError):
     """What a player asks for cannot be done now; the message says why."""
+
+
+class Numbers(NamedTuple):
+    """Of this moment: gauges, counts since the start, seconds of the latest chunks and of all together."""
+
+    gauges: dict[str, float]
+    counts: collections.Counter[str]
+    seconds: tuple[float, ...]
+    seconds_total: float
 
 
 class Engine:
@@ -42,7 +51,8 @@ class Engine:
         self._busy_since: float | None = None
         self.status = "starting"  # then ready, restarting, failed or stopped
         self.counts = collections.Counter[str]()
-        self.chunk_seconds: collections.deque[float] = collections.deque(maxlen=1024)
+        self._seconds: collections.deque[float] = collections.deque(maxlen=1024)
+        self._seconds_total = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # What the server calls.
@@ -125,6 +135,11 @@ class Engine:
             world.controls.release()
             world.due, world.shown_until, world.steps = 0.0, 0.0, 0
 
+    def read(self, world: World, function: Callable[[World], Any]) -> Any:
+        """A function of a world, while the engine does not change it."""
+        with self._touch(world):
+            return function(world)
+
     def sent(self, world: World) -> None:
         """A chunk has gone to the client."""
         with self._touch(world, alive=False):
@@ -162,18 +177,18 @@ class Engine:
         with self._lock:
             self._end(world, "left", "the player left")
 
-    def gauges(self) -> dict[str, float]:
-        """Numbers of this moment, for the metrics."""
+    def numbers(self) -> Numbers:
+        """How it goes."""
         with self._lock:
-            kept = sum(world.history.kept_bytes for world in self._playing)
             busy = 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
-            return {
+            gauges = {
                 "worlds_playing": len(self._playing),
                 "worlds_waiting": len(self._waiting),
-                "snapshot_bytes": kept,
+                "snapshot_bytes": sum(world.history.kept_bytes for world in self._playing),
                 "turn_busy_seconds": busy,
-                "ready": float(self.status == "ready"),
+                "ready": int(self.status == "ready"),
             }
+            return Numbers(gauges, self.counts.copy(), tuple(self._seconds), self._seconds_total)
 
     # Inside.
 
@@ -326,7 +341,8 @@ class Engine:
         now = time.monotonic()
         self.counts["chunks"] += 1
         self.counts["pictures"] += len(made.pictures)
-        self.chunk_seconds.append(made.seconds)
+        self._seconds.append(made.seconds)
+        self._seconds_total += made.seconds
         world.unsent += 1
         world.steps = max(0, world.steps - 1)
         if world.paced:

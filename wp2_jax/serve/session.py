@@ -64,11 +64,10 @@ def _action(rows: np.ndarray, perspective: str, options: InputOptions) -> str | 
     return text if np.array_equal(actions.parse_actions(text, perspective, *speeds), rows) else None
 
 
-def pack(start: Start, history: History, capacity: int, options: InputOptions) -> bytes:
-    """A zip of the input file and the start picture. ValueError: see `items`."""
-    text = json.dumps(items(start, history, capacity, options), indent=1, ensure_ascii=False)
+def pack(items: list[dict[str, Any]], picture: bytes) -> bytes:
+    """A zip of the input file with `items`, and the start picture that they name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(NAME, text)
-        archive.writestr(f"start.{kind_of(start.picture)}", start.picture)
+        archive.writestr(NAME, json.dumps(items, indent=1, ensure_ascii=False))
+        archive.writestr(items[0]["image_path"], picture)
     return out.getvalue()
