@@ -1,23 +1,34 @@
 """An engine without weights, and a player who remembers what a world told."""
 
+import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
+from websockets.sync.client import connect
 
+from wp2_jax.controls.inputs import InputOptions
+from wp2_jax.serve import server
+from wp2_jax.serve.client import Client
 from wp2_jax.serve.engine import Engine
+from wp2_jax.serve.game import Game
 from wp2_jax.serve.world import Controls, Limits, Made, Start
 
 START = Start(b"", np.zeros((4, 4, 3), np.float32), "stretch", "fps", 0)
 
 
 class Fake:
-    """A world's state is the list of what was done in it; a picture shows its length and last yaw. `gate` holds turns
-    back; a caption "fail" fails, and while `broken` everything does."""
+    """A world's state is the list of what was done in it, of which pictures show the length. `gate` holds turns back;
+    a caption "fail" fails, and while `broken` everything does."""
 
     chunk, longest = 4, 6
 
-    def __init__(self):
+    def __init__(self, size: int = 2):
+        self.size_of_pictures = size
         self.gate = threading.Event()
         self.gate.set()
         self.broken = False
@@ -35,7 +46,8 @@ class Fake:
             raise RuntimeError("these words break the world")
         state.append((rows.tobytes(), caption))  # the old state is used up
         self.made.append(caption)
-        return state, np.full((16, 2, 2, 3), len(state) - 1, np.uint8)
+        size = self.size_of_pictures
+        return state, np.full((16, size, size, 3), 20 * (len(state) - 1) % 256, np.uint8)
 
     def copy(self, state):
         return list(state)
@@ -78,6 +90,53 @@ def engine_of(stepper, **limits):
         if hasattr(stepper, "gate"):
             stepper.gate.set()
         engine.stop()
+
+
+@contextmanager
+def served(stepper=None, *, limits=None, client_limits=None, access=None, gallery=(), **game):
+    """A server at a free port in a thread; yields what tests want to know of it."""
+    stepper = stepper or Fake(64)
+    engine = Engine(lambda: stepper, limits or Limits()).start()
+    fields: dict[str, Any] = dict(weights="none", expect="", height=64, width=64, chunk=4, chunks=6, capacity=8)
+    fields |= dict(options=InputOptions(), rotation=(5.625, 2.8125), gallery=gallery) | game
+    app = server.application(Game(engine, **fields), access, client_limits)
+    bound = socket.create_server(("127.0.0.1", 0))
+    running = server.server(app)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    try:
+        yield Served(f"127.0.0.1:{bound.getsockname()[1]}", engine, stepper)
+    finally:
+        if isinstance(stepper, Fake):
+            stepper.gate.set()
+        running.should_exit = True
+        thread.join(20)
+        bound.close()
+        assert not thread.is_alive()
+
+
+class Served(NamedTuple):
+    address: str
+    engine: Engine
+    stepper: Any
+
+    def client(self, **options) -> Client:
+        return Client(f"ws://{self.address}/play", timeout=10, **options)
+
+    @contextmanager
+    def socket(self, **options):
+        """A bare connection, its greeting read."""
+        with connect(f"ws://{self.address}/play", compression=None, max_size=None, **options) as opened:
+            assert json.loads(opened.recv(10))["type"] == "hello"
+            yield opened
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{self.address}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
 
 
 def controls(caption="a", **changes):

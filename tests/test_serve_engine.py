@@ -68,7 +68,7 @@ def test_chunks_follow_the_newest_controls():
         second = step(engine, world, player)
         assert (second.node.index, second.sequence, second.node.caption) == (1, 101, "two")
         np.testing.assert_array_equal(second.node.rows, [[0, 0, 0, -1, 1, 0]] * 4)
-        assert second.pictures.max() == 2 and second.seconds >= 0
+        assert second.pictures.max() == 40 and second.seconds >= 0
         engine.pause(world, False)
         with pytest.raises(EngineError, match="not paused"):
             engine.step(world)

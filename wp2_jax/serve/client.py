@@ -6,6 +6,7 @@ with Client("ws://127.0.0.1:8000/play") as client:
         chunk, pictures = client.step(["w", "right"])  # uint8 [16, H, W, 3]
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -45,7 +46,10 @@ class Client:
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0):
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._socket = connect(url, additional_headers=headers, max_size=None, open_timeout=timeout, compression=None)
+        self._open = contextlib.ExitStack()
+        self._socket = self._open.enter_context(
+            connect(url, additional_headers=headers, max_size=None, open_timeout=timeout, compression=None)
+        )
         self._timeout, self._sequence = timeout, 0
         self.state: messages.State | None = None
         self.position = 0
@@ -60,7 +64,7 @@ class Client:
 
     def close(self) -> None:
         """Lets go of the connection; the world waits a while for `resume`."""
-        self._socket.close()
+        self._open.close()
 
     def start(self, picture: str | os.PathLike[str] | bytes, perspective: str, **fields: Any) -> messages.State:
         """A new world, of a file or its bytes, or of the starting point of that name; `fields` as of `messages.Start`.

@@ -30,8 +30,9 @@ TOO_SLOW, POLICY = 1013, 1008
 
 @dataclasses.dataclass(frozen=True)
 class ClientLimits:
-    """`rate` messages a second, `burst` at once; those beyond are dropped, and a client with `patience` of them in a
-    row is too. `outbox` messages, more than a burst, may wait for a client, and one may take `send_seconds`."""
+    """`rate` messages a second, `burst` at once; those beyond are dropped, and a client with `patience` more of
+    them than are taken is too. `outbox` messages, more than a burst, may wait for a client; one may take
+    `send_seconds`."""
 
     rate: float = 60.0
     burst: float = 120.0
@@ -66,7 +67,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[Any] = asyncio.Queue(limits.outbox)
         self._world: World | None = None
-        self._worlds = 0  # that this client had
+        self._heard = 0  # which of the worlds that this client had
+        self._ears = 0
         self._upload: bytes | None = None
         self._fragments: Fragments | None = None
         self._number = secrets.token_hex(4)
@@ -78,17 +80,19 @@ class Connection:
         self._put(self._game.hello())
         tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._receive_all())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if not isinstance(task.exception(), WebSocketDisconnect | TimeoutError | RuntimeError | OSError | None):
-                    log.error("a connection failed", exc_info=task.exception(), extra={"connection": self._number})
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             if self._world is not None:
                 self._engine.detach(self._world)
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                # How connections end; anything else is a mistake of ours.
+                if isinstance(error, Exception) and not isinstance(error, WebSocketDisconnect | RuntimeError | OSError):
+                    log.error("a connection failed", exc_info=error, extra={"connection": self._number})
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._socket.close(self._dropped or 1000), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._socket.close(self._dropped or 1000)
             log.info("disconnected", extra={"connection": self._number, "code": self._dropped})
 
     # To the client.
@@ -112,7 +116,8 @@ class Connection:
     async def _send_all(self) -> None:
         while (item := await self._outbox.get()) is not None:
             try:
-                await asyncio.wait_for(self._send(item), self._limits.send_seconds)
+                async with asyncio.timeout(self._limits.send_seconds):
+                    await self._send(item)
             except TimeoutError:
                 self._dropped = TOO_SLOW
                 return
@@ -150,19 +155,19 @@ class Connection:
         await self._socket.send_text(protocol.dump(chunk))
         await self._socket.send_bytes(data)
 
-    def _ear(self) -> world.Sink:
-        """What a new world tells its events to, in any thread; those of the worlds before are not heard any more."""
-        self._worlds += 1
-        number = self._worlds
+    def _ear(self) -> tuple[int, world.Sink]:
+        """What a world tells its events to, in any thread; they are heard while its number is `_heard`."""
+        self._ears += 1
+        number = self._ears
 
         def hear(told: world.Event) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._told, number, told)
 
-        return hear
+        return number, hear
 
     def _told(self, number: int, told: world.Event) -> None:
-        if number != self._worlds:
+        if number != self._heard:
             return
         if isinstance(told, world.Made):
             self._put((self._world, told))
@@ -215,7 +220,7 @@ class Connection:
                     self._dropped = POLICY
                     return
                 continue
-            refused = 0
+            refused = max(0, refused - 1)
             await self._receive(received)
 
     async def _receive(self, received: Any) -> None:
@@ -298,15 +303,18 @@ class Connection:
         self._set_aside()
         self._fragments = Fragments(self._game.scale) if message.video == "h264" else None
         paced = message.pace == "play"
-        self._world = self._engine.join(start, controls, self._ear(), paced=paced, paused=message.paused)
+        number, ear = self._ear()
+        self._world = self._engine.join(start, controls, ear, paced=paced, paused=message.paused)
+        self._heard = number
         for text in notices:
             self._notice(text)
 
     def _resume(self, message: messages.Resume) -> None:
-        before = self._world
-        found = self._engine.attach(message.world, self._ear())
-        if before is not None and before is not found:
+        number, ear = self._ear()
+        found = self._engine.attach(message.world, ear)
+        if self._world is not found:
             self._set_aside()
+        self._heard = number
         self._fragments = Fragments(self._game.scale) if message.video == "h264" else None
         self._world = found
         self._answer(self._state())
