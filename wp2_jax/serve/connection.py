@@ -20,7 +20,7 @@ from wp2_jax.serve import messages, protocol, session, world
 from wp2_jax.serve.engine import EngineError
 from wp2_jax.serve.fragments import Fragments
 from wp2_jax.serve.game import Game, caption_of
-from wp2_jax.serve.pictures import kind_of
+from wp2_jax.serve.pictures import MAX_BYTES, kind_of
 from wp2_jax.serve.protocol import ProtocolError
 from wp2_jax.serve.world import World
 
@@ -228,8 +228,9 @@ class Connection:
         about = None
         try:
             if text is None:
+                # Also one that is not taken: `start` says then why.
+                self._upload = data if len(data) <= MAX_BYTES else None
                 kind_of(data)
-                self._upload = data
                 return
             if len(text) > messages.MAX_TEXT_BYTES:
                 raise ProtocolError(

@@ -9,6 +9,7 @@ import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 const REMEMBERED = "wp2-world";
+const HIDDEN = "wp2-hidden"; // whether the page paused the world because nobody looked, also across a reload
 
 let hello = null;
 let player = null;
@@ -17,7 +18,6 @@ let asked = null; // "start", "resume" or "reset", until the state comes that an
 let fileHead = null;
 let recording = null;
 let lastShown = null; // number of the chunk that came last
-let hiddenPause = false;
 const arrivals = [];
 
 const held = new Held((message) => state && net.send(message), showHeld);
@@ -86,6 +86,7 @@ function stated(message) {
   if (asked === "start" || asked === "reset" || (asked === "resume" && !timeline.chunks.has(message.chunk))) {
     timeline.clear();
   }
+  const resumed = asked === "resume";
   if (asked) say("");
   asked = null;
   state = message;
@@ -95,6 +96,7 @@ function stated(message) {
   for (const id of ["pause", "reset", "record", "save", "leave"]) $(id).disabled = false;
   $("pause").setAttribute("aria-pressed", state.paused);
   $("seed").placeholder = `drawn (now ${state.seed})`;
+  if (resumed) seen();
 }
 
 function arrived(chunk, data) {
@@ -254,12 +256,17 @@ window.addEventListener("blur", () => held.releaseAll());
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) held.releaseAll();
   if (document.hidden && state && !state.paused) {
-    hiddenPause = true;
+    sessionStorage.setItem(HIDDEN, "yes");
     pause(true);
-  } else if (!document.hidden && hiddenPause) {
-    hiddenPause = false;
-    pause(false);
+  } else {
+    seen();
   }
 });
+
+function seen() {
+  if (document.hidden || !state || !sessionStorage.getItem(HIDDEN)) return;
+  sessionStorage.removeItem(HIDDEN);
+  pause(false);
+}
 
 const net = new Net(hear, lost);
