@@ -169,7 +169,7 @@ def test_turning_moves_the_picture(page):
     page.shot("start")
     page.start("red room")
     if page.size == "phone":
-        pad, pointer = page.page.locator("[data-key=right]"), {"pointerId": 1}
+        pad = page.page.locator("[data-key=right]")
         right = turned(
             page,
             lambda: pad.dispatch_event("pointerdown", {"pointerId": 1}),

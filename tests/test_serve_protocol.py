@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -24,6 +25,15 @@ def test_the_schema_is_one():
     names = {protocol.name_of(kind) for kind in (*messages.FROM_CLIENT, *messages.FROM_SERVER)}
     assert set(SCHEMA["$defs"]) == names | {"client", "server"}
     assert len(names) == len(messages.FROM_CLIENT) + len(messages.FROM_SERVER)
+
+
+def test_the_documented_schema_is_this_one():
+    """docs/serving.schema.json; write it anew with json.dumps(protocol.schema(), indent=1)."""
+    path = Path(__file__).parents[1] / "docs" / "serving.schema.json"
+    assert json.loads(path.read_text()) == json.loads(json.dumps(SCHEMA))
+    documented = (path.parent / "serving.md").read_text()
+    for kind in (*messages.FROM_CLIENT, *messages.FROM_SERVER):
+        assert f"| `{protocol.name_of(kind)}` |" in documented
 
 
 EXAMPLES = [

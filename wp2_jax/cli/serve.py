@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-seconds", type=float, default=60, metavar="S", help="a lost player's world waits (default 60)"
     )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser, where there is a display")
     parser.add_argument(
         "--gallery",
         type=Path,
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     import os
     import secrets
     import socket
+    import sys
+    import webbrowser
 
     try:
         from wp2_jax.serve import server
@@ -78,9 +81,12 @@ def run(args: argparse.Namespace) -> int:
     from wp2_jax.serve.stepper import Weights
     from wp2_jax.serve.world import Limits
 
-    for name in ("chunks", "worlds"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: give at least 1")
+    for name, least, most in (("chunks", 1, 1024), ("worlds", 1, 1024), ("queue", 0, 10_000), ("port", 0, 65_535)):
+        if not least <= getattr(args, name) <= most:
+            raise ValueError(f"--{name} {getattr(args, name)}: give a number from {least} to {most}")
+    for name in ("idle_seconds", "keep_seconds"):
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number above 0")
     source = load.locate(args.checkpoint or load.shipped(), args.mode, args.precision)
     capacity = capacity_for(args.chunks + 1)
     spec = generate.stream_spec(source, 1, capacity=capacity)
@@ -103,9 +109,13 @@ def run(args: argparse.Namespace) -> int:
     game = Game.of(engine, source, capacity, gallery)
     app = server.application(game, server.Access(args.host, token, tuple(args.allow_origin)))
     engine.start()
-    shown = f"[{args.host}]" if ":" in args.host else args.host
+    everywhere = args.host in ("", "0.0.0.0", "::")
+    shown = socket.gethostname() if everywhere else f"[{args.host}]" if ":" in args.host else args.host
     fragment = f"/#token={token}" if token else ""
     print(f"playing: {game.weights}", flush=True)
-    print(f"open http://{shown}:{bound.getsockname()[1]}{fragment}", flush=True)
+    address = f"http://{shown}:{bound.getsockname()[1]}{fragment}"
+    print(f"open {address}", flush=True)
+    if args.open and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"):
+        webbrowser.open(address)
     server.server(app).run(sockets=[bound])
     return 0

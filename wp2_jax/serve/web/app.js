@@ -17,6 +17,7 @@ let state = null; // of the world that plays
 let asked = null; // "start", "resume" or "reset", until the state comes that answers it
 let fileHead = null;
 let recording = null;
+let startImage = null; // the <img> of the picture that the world began with
 let lastShown = null; // number of the chunk that came last
 const arrivals = [];
 
@@ -25,6 +26,7 @@ const setup = new Setup({
   start: (message, picture) => {
     if (picture) net.send(picture);
     asked = "start";
+    startImage = setup.image;
     say("starting …");
     net.send(message);
   },
@@ -85,6 +87,7 @@ function stated(message) {
   }
   if (asked === "start" || asked === "reset" || (asked === "resume" && !timeline.chunks.has(message.chunk))) {
     timeline.clear();
+    if (startImage) timeline.draw(0, startImage);
   }
   const resumed = asked === "resume";
   if (asked) say("");
@@ -93,6 +96,7 @@ function stated(message) {
   sessionStorage.setItem(REMEMBERED, state.world);
   timeline.mark(state.chunk);
   setup.playing(state);
+  document.body.classList.add("playing");
   for (const id of ["pause", "reset", "record", "save", "leave"]) $(id).disabled = false;
   $("pause").setAttribute("aria-pressed", state.paused);
   $("seed").placeholder = `drawn (now ${state.seed})`;
@@ -129,6 +133,7 @@ function forget() {
   sessionStorage.removeItem(REMEMBERED);
   finishRecording();
   setup.stopped();
+  document.body.classList.remove("playing");
   for (const id of ["pause", "reset", "record", "save", "leave"]) $(id).disabled = true;
 }
 

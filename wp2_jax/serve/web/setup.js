@@ -46,6 +46,10 @@ export class Setup {
     return document.querySelector("[name=place]:checked")?.value;
   }
 
+  get image() {
+    return document.querySelector("[name=place]:checked + img");
+  }
+
   get perspective() {
     return document.querySelector("[name=perspective]:checked").value;
   }
