@@ -15,8 +15,8 @@ from wp2_jax.serve.client import Client
 def test_a_process_serves_and_stops():
     command = [sys.executable, "-m", "wp2_jax", "serve", "--port", "0", "--chunks", "4"]
     environment = {**os.environ, "XLA_FLAGS": ""}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, env=environment, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             said = _until_open(process.stdout)
