@@ -52,7 +52,7 @@ class Game:
             config.height,
             config.width,
             config.chunk,
-            min(capacity, generate.longest_world(source)),
+            min(capacity, source.world.longest),
             capacity,
             generate.input_options(source),
             source.trained_rotation,

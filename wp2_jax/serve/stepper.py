@@ -51,7 +51,7 @@ class Weights:
         # Each world may go to and fro between two captions.
         self._player = generate.Player(loaded, spec, programs, kept_captions=2 * worlds + 2)
         self.capacity, self.chunk = capacity, spec.chunk
-        self.longest = min(capacity, generate.longest_world(loaded.source))
+        self.longest = min(capacity, loaded.world.longest)
         self._null_ids = loaded.tokenizer.encode([loaded.world.config.negative_prompt])
 
     @classmethod
