@@ -74,6 +74,23 @@ def test_chunks_follow_the_newest_controls():
             engine.step(world)
 
 
+def test_a_single_chunk_has_the_keys_of_when_it_was_asked_for():
+    """However long its turn takes to come: a lease is for keys whose release got lost."""
+    stepper = Fake()
+    with engine_of(stepper) as engine:
+        world, player = join(engine)
+        stepper.gate.clear()
+        engine.hold(world, 1, ["w"], None, 0.2)
+        engine.step(world)
+        engine.step(world)
+        time.sleep(0.3)
+        stepper.gate.set()
+        # The second is begun when the lease is over.
+        assert player.wait(Made, 2).node.rows[-1].tolist() == [0, 0, 1, 0, 1, 0]
+        engine.sent(world)
+        assert step(engine, world, player).node.rows[-1].tolist() == [0, 0, 0, 0, 1, 0]
+
+
 def test_fork_and_reset_make_the_same_states_again():
     stepper = Fake()
     with engine_of(stepper, snapshot_bytes=150) as engine:

@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compiles for a target what one update of a training stage runs (--config), or the streaming step of a world\n"
         "(--size), with the very functions that training, generation and play call, and prints of each program what\n"
-        "it holds on one device (GiB), its operations, the results of its collectives on one device (GiB) and the time\n"
-        "that the chips' stated speeds allow at best. Nothing runs.\n\n"
+        "it holds on one device (GiB), its operations, the results of its collectives on one device (GiB) and the\n"
+        "time that the chips' stated speeds allow at best. Nothing runs.\n\n"
         "On GPUs attention is XLA's, with its scores in memory: cuDNN's, which keeps them on the chip, cannot be had\n"
         "without one.\n\n"
         "The compiler of the target has to be installed, in an environment of its own: 'jax[tpu]' for TPUs;\n"

@@ -112,20 +112,20 @@ class Engine:
 
     def pause(self, world: World, paused: bool) -> None:
         with self._touch(world):
-            world.paused, world.steps = paused, 0
+            world.paused, world.asked = paused, []
 
     def step(self, world: World) -> None:
-        """One chunk of a paused world. EngineError: it is not paused."""
-        with self._touch(world):
+        """One chunk of a paused world, under the keys of now. EngineError: it is not paused."""
+        with self._touch(world) as now:
             if not world.paused:
                 raise EngineError("step: the world is not paused; send pause first")
-            world.steps = min(world.steps + 1, self.limits.unsent)
+            world.asked = [*world.asked, now][: self.limits.unsent]
 
     def goto(self, world: World, number: int) -> Node:
         """Goes on from an earlier chunk, 0 for the start. ValueError: see `History.goto`."""
         with self._touch(world):
             node = world.history.goto(number)
-            world.due, world.shown_until, world.steps = 0.0, 0.0, 0
+            world.due, world.shown_until, world.asked = 0.0, 0.0, []
             return node
 
     def reset(self, world: World) -> None:
@@ -133,7 +133,7 @@ class Engine:
         with self._touch(world):
             world.history.clear()
             world.controls.release()
-            world.due, world.shown_until, world.steps = 0.0, 0.0, 0
+            world.due, world.shown_until, world.asked = 0.0, 0.0, []
 
     def read(self, world: World, function: Callable[[World], Any]) -> Any:
         """A function of a world, while the engine does not change it."""
@@ -282,7 +282,7 @@ class Engine:
         assert self._stepper is not None
         ready, wait = None, 1.0
         for world in self._playing:
-            wants = world.sink is not None and (not world.paused or world.steps > 0)
+            wants = world.sink is not None and (not world.paused or bool(world.asked))
             if not wants or world.unsent >= self.limits.unsent or world.history.length >= self._stepper.longest:
                 continue
             if world.due > now:
@@ -307,7 +307,8 @@ class Engine:
             if world.ended:
                 return
             if new:
-                rows, caption = world.controls.rows(stepper.chunk, before == 0, time.monotonic()), world.controls.text()
+                now = world.asked[0] if world.asked else time.monotonic()
+                rows, caption = world.controls.rows(stepper.chunk, before == 0, now), world.controls.text()
                 sequence = world.controls.sequence
             else:
                 rows, caption, sequence = path[before].rows, path[before].caption, -1
@@ -344,7 +345,7 @@ class Engine:
         self._seconds.append(made.seconds)
         self._seconds_total += made.seconds
         world.unsent += 1
-        world.steps = max(0, world.steps - 1)
+        del world.asked[:1]
         if world.paced:
             world.shown_until = max(now, world.shown_until) + len(made.pictures) / PICTURES_PER_SECOND
             world.due = world.shown_until - self._turn_seconds * max(1, len(self._playing)) - _MARGIN

@@ -260,7 +260,7 @@ class World:
     paced: bool
     key: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(18))
     paused: bool = False
-    steps: int = 0  # chunks still to make while paused
+    asked: list[float] = dataclasses.field(default_factory=list)  # when single chunks were, while paused
     ended: bool = False
     state: Any = None
     at: Node | None = None  # after which chunk `state` is
