@@ -97,7 +97,7 @@ def _sharded(path: Path) -> Reader:
 
 def _pickled(path: Path) -> Reader:
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise CheckpointError(f"{path}: PyTorch reads such files; pip install 'wp2_jax[torch]'") from error
     try:
