@@ -5,7 +5,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from wp2_jax.checkpoints import torch_io
 from wp2_jax.checkpoints.orbax_io import CheckpointError
@@ -56,3 +56,20 @@ def test_pickles(tmp_path):
     for name in ("cut.pth", "code.pt"):
         with pytest.raises(CheckpointError, match=f"{name}: damaged, or not weights alone"):
             torch_io.open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize(("limit", "files"), [(10**6, 1), (24, 3)])
+def test_what_is_written_is_read_by_safetensors_too(tmp_path, limit, files):
+    specs = {"a.weight": torch_io.Spec((2, 3), "float32"), "b.bias": torch_io.Spec((2,), "bfloat16")}
+    paths = torch_io.write_weights(tmp_path / "w", specs, TENSORS.__getitem__, limit)
+    assert sorted(tmp_path.iterdir()) == sorted(paths) and len(paths) == files
+    check(torch_io.open_weights(paths[-1]))
+    named = {name: value for path in paths if path.suffix == ".safetensors" for name, value in load_file(path).items()}
+    np.testing.assert_array_equal(named["b.bias"], TENSORS["b.bias"])
+
+
+def test_nothing_is_left_of_a_write_that_fails(tmp_path):
+    specs = {"a.weight": torch_io.Spec((2, 3), "float32"), "b.bias": torch_io.Spec((7,), "bfloat16")}
+    with pytest.raises(ValueError, match=r"b.bias is \(2,\), and \(7,\) was to be written"):
+        torch_io.write_weights(tmp_path / "w", specs, TENSORS.__getitem__, 24)
+    assert not list(tmp_path.iterdir())

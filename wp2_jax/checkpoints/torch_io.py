@@ -4,8 +4,10 @@ A file is `.safetensors`, a set of those with its `*.index.json`, or `.pt` / `.p
 """
 
 import json
+import math
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,3 +121,61 @@ def _pickled(path: Path) -> Reader:
 
     specs = {name: Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for name, x in state.items()}
     return Reader(specs, {name: lambda x=x: read(x).copy() for name, x in state.items()})
+
+
+def write_weights(
+    stem: str | os.PathLike[str],
+    specs: Mapping[str, Spec],
+    read: Callable[[str], np.ndarray],
+    max_shard_size: int = 5 * 10**9,
+) -> list[Path]:
+    """Write tensors, one at a time, as stem.safetensors or as numbered shards with stem.safetensors.index.json.
+
+    `read(name)` gives a tensor of the shape in `specs`; it is cast to the dtype there. A shard holds at most
+    `max_shard_size` bytes, or one larger tensor. Files get their names when all are whole, the index last; returns
+    their paths. Raises ValueError for a tensor of another shape, with nothing left behind.
+    """
+    stem = Path(stem)
+    shards: list[dict[str, int]] = []
+    for name, spec in specs.items():
+        size = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        if not shards or sum(shards[-1].values()) + size > max_shard_size:
+            shards.append({})
+        shards[-1][name] = size
+    count = len(shards)
+    ends = [".safetensors"] if count == 1 else [f"-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    texts = {}
+    if count > 1:
+        where = {name: stem.name + end for shard, end in zip(shards, ends, strict=True) for name in shard}
+        total = sum(sum(shard.values()) for shard in shards)
+        texts[".safetensors.index.json"] = json.dumps({"metadata": {"total_size": total}, "weight_map": where})
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + end) for end in (*ends, *texts)]
+    with tempfile.TemporaryDirectory(dir=stem.parent, prefix=".part-") as folder:
+        for shard, end in zip(shards, ends, strict=True):
+            _write_shard(Path(folder, stem.name + end), shard, specs, read)
+        for end, text in texts.items():
+            Path(folder, stem.name + end).write_text(text, "utf-8")
+        for path in paths:
+            os.replace(Path(folder, path.name), path)
+    return paths
+
+
+def _write_shard(
+    path: Path, sizes: Mapping[str, int], specs: Mapping[str, Spec], read: Callable[[str], np.ndarray]
+) -> None:
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    header, at = {}, 0
+    for name, size in sizes.items():
+        shape, dtype = specs[name]
+        header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in sizes:
+            array = read(name)
+            if array.shape != tuple(specs[name].shape):
+                raise ValueError(f"{name} is {array.shape}, and {tuple(specs[name].shape)} was to be written")
+            file.write(np.ascontiguousarray(array, np.dtype(specs[name].dtype)).tobytes())
