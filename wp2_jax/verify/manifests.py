@@ -9,14 +9,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from wp2_jax.checkpoints import names_dit, names_umt5
 from wp2_jax.checkpoints.names_vae import tiny_rules, wan_rules
-from wp2_jax.checkpoints.torch_names import Rule, flatten
+from wp2_jax.checkpoints.tensor_file import Spec
+from wp2_jax.checkpoints.torch_names import Rule, flatten, own, published
 from wp2_jax.models import passes, umt5
 from wp2_jax.models.autoencoder import init_params
 from wp2_jax.models.dit import DiTConfig
@@ -33,13 +32,6 @@ UMT5_XXL = Umt5Config(param_dtype="bfloat16")
 CAUSAL_TAE = TinyVaeConfig()
 
 _NAMED = 5
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of a parameter."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 def _specs(tree) -> dict[str, Spec]:
@@ -79,32 +71,6 @@ MODELS: dict[str, Callable[[], tuple[list[Rule], dict[str, Spec]]]] = {
 def full_size(model: str) -> tuple[list[Rule], dict[str, Spec]]:
     """The entry of `MODELS`, worked out once."""
     return MODELS[model]()
-
-
-def published(rules: list[Rule], ours: Mapping[str, Spec]) -> dict[str, Spec]:
-    """Our parameters under their published names, with the shapes they have there."""
-    theirs = {}
-    for rule in rules:
-        shape, dtype = ours[rule.ours]
-        array = rule.transform.to_theirs(np.broadcast_to(np.float32(0), shape[1:] if rule.layers else shape))
-        theirs |= {name: Spec(array.shape, dtype) for name in rule.names()}
-    return theirs
-
-
-def own(rules: list[Rule], theirs: Mapping[str, Spec]) -> dict[str, Spec]:
-    """Published parameters under our paths, with the shapes they get here; what cannot be brought over is left out."""
-    ours = {}
-    for rule in rules:
-        specs = {theirs[name] for name in rule.names() if name in theirs}
-        if len(specs) != 1 or not all(name in theirs for name in rule.names()):
-            continue
-        shape, dtype = specs.pop()
-        try:
-            array = rule.transform.to_ours(np.broadcast_to(np.float32(0), shape))
-        except (ValueError, IndexError):
-            continue
-        ours[rule.ours] = Spec(((rule.layers,) if rule.layers else ()) + array.shape, dtype)
-    return ours
 
 
 def recognise(names: set[str]) -> str | None:
