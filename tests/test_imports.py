@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": BASE
     | MODELS
     | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
+    "convert": BASE | MODELS | {"controls", "checkpoints", "inference"},
     "bench": BASE | MODELS | {"controls", "checkpoints", "inference", "objectives", "train", "evaluation"},
     "plan": BASE | MODELS | {"sharding", "controls", "inference", "objectives", "train", "stages", "bench"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},

@@ -66,13 +66,17 @@ def _in_blocks(rule: Rule, table: dict[str, str], blocks: str) -> Rule:
 
 def dit_rules(config: Any) -> list[Rule]:
     """The table of a `DiTConfig` with a velocity head, as WanTransformer3DModel names it."""
-    rules = [rule for rule in names_dit.rules(config) if not rule.ours.startswith(_EXTENSIONS)]
     return [
         _in_blocks(rule, _BLOCK, "blocks")
         if rule.layers
         else dataclasses.replace(rule, theirs=_renamed(rule.theirs, _BACKBONE))
-        for rule in rules
+        for rule in backbone(names_dit.rules(config))
     ]
+
+
+def backbone(rules: list[Rule]) -> list[Rule]:
+    """Of an expert's table what Wan2.2 has: neither actions nor memory."""
+    return [rule for rule in rules if not rule.ours.startswith(_EXTENSIONS)]
 
 
 def without_extensions(expert: dict[str, Any]) -> dict[str, Any]:

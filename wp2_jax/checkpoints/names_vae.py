@@ -8,7 +8,10 @@ POINTWISE = Transform(  # [out, in, 1, 1, 1] <-> [1, 1, in, out]
 
 
 def tiny_rules(config) -> list[Rule]:
-    """The table of a `TinyVaeConfig`: the layers of each half are numbered in the order they run."""
+    """The table of a `TinyVaeConfig`: the layers of each half are numbered in the order they run.
+
+    The linear path of `models/shortcut.py`, which the published model does not have, goes under our own names.
+    """
     blocks = config.blocks
     rules = _conv("encoder/conv_in", "enc.encoder.0") + _conv("encoder/conv_out", f"enc.encoder.{2 + 3 * (blocks + 2)}")
     for level in range(3):
@@ -24,6 +27,8 @@ def tiny_rules(config) -> list[Rule]:
         rules += _memory_blocks(f"decoder/block_{level}", "dec.decoder", at, blocks)
         rules += _conv(f"decoder/grow_{level}/conv", f"dec.decoder.{at + blocks + 1}.conv", bias=False)
         rules += _conv(f"decoder/up_{level}", f"dec.decoder.{at + blocks + 2}", bias=False)
+    for half in ("linear_encoder", "linear_decoder") if config.shortcut else ():
+        rules += _conv(f"{half}/conv", f"{half}.conv")
     return rules
 
 

@@ -14,13 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
-
-
-class CheckpointError(ValueError):
-    """A checkpoint is absent, damaged, or not of the kind asked for. Nothing was loaded."""
+from wp2_jax.checkpoints.tensor_file import CheckpointError, Spec
 
 
 def _orbax() -> Any:
@@ -145,6 +143,56 @@ def load_params(
         chosen = {prefix + name: like for name, like in wanted.items()}
     named = _read(folder, chosen, partial=True)
     return tree.nested({name.removeprefix(prefix): named[name] for name in chosen})
+
+
+class Arrays:
+    """The arrays of a checkpoint by name ("params/ROLE/...", "ema/..."): `specs`, and `read` without a device.
+
+    Raises CheckpointError as `load_params`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], step: int | None = None):
+        self._folder = _step_folder(directory, step)
+        self.specs = {
+            name: Spec(tuple(like.shape), np.dtype(like.dtype).name)
+            for name, like in _saved_shapes(self._folder).items()
+            if name.startswith(("params/", "ema/"))
+        }
+        self._held: tuple[str, int, np.ndarray] | None = None
+
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """An array, or some of its first axis.
+
+        What is stored together is read together and held until other rows are asked for: neighbouring rows are read
+        once, and memory is that of the rows of one stored chunk (of an array that one device held: the whole).
+        """
+        spec = self.specs[name]
+        if rows is None:
+            return self._load(name, slice(None))[0]
+        first, end, _ = rows.indices(spec.shape[0])
+        if self._held is not None:
+            held, start, array = self._held
+            if held == name and start <= first and end <= start + len(array):
+                return array[first - start : end - start]
+        self._held = None  # before the next one is there
+        array, start = self._load(name, slice(first, end))
+        self._held = (name, start, array)
+        return array[first - start : end - start]
+
+    def _load(self, name: str, rows: slice) -> tuple[np.ndarray, int]:
+        """The stored chunks that hold some rows, and the row that they start with."""
+        import tensorstore  # as `_orbax`
+
+        place = {"driver": "ocdbt", "base": f"file://{self._folder}/state/", "path": name.replace("/", ".")}
+        try:
+            store = tensorstore.open({"driver": "zarr", "kvstore": place}, open=True).result()
+            if rows == slice(None):
+                return store.read().result(), 0
+            together = (store.chunk_layout.read_chunk.shape or store.shape)[0]
+            start = rows.start // together * together
+            return store[start : min(-(-rows.stop // together) * together, store.shape[0])].read().result(), start
+        except ValueError as error:
+            raise CheckpointError(f"{self._folder}: {name} cannot be read ({error})") from error
 
 
 def _step_folder(directory: str | os.PathLike[str], step: int | None) -> Path:

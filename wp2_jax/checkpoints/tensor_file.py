@@ -15,8 +15,6 @@ import ml_dtypes  # noqa: F401  (gives NumPy the dtypes that it has no name for 
 import numpy as np
 import safetensors
 
-from wp2_jax.checkpoints.orbax_io import CheckpointError
-
 _KEY = "wp2"
 CODES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
@@ -26,6 +24,10 @@ CODES = {
 }
 """The format's word for each dtype."""
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is absent, damaged, or not of the kind asked for. Nothing was loaded."""
 
 
 class Spec(NamedTuple):

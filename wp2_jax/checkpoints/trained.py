@@ -17,7 +17,7 @@ import numpy as np
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
 from wp2_jax.checkpoints import orbax_io, tensor_file
-from wp2_jax.checkpoints.orbax_io import CheckpointError
+from wp2_jax.checkpoints.tensor_file import CheckpointError, Pieces, Spec, TensorFile
 
 FILE = "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -47,30 +47,75 @@ def load_params(
     step: int | None = None,
     abstract: ArrayTree | None = None,
 ) -> dict[str, Any]:
-    """One role's weights of a stage, as `orbax_io.load_params`; packed ones are float32 again, and always averages.
+    """One role's weights of a stage, as `orbax_io.load_params`; packed ones always are averages.
 
-    Matrices in eight bits stay so, in the nodes that `abstract` has for them.
+    Those come in the dtypes of `abstract`, without it in float32; matrices in eight bits stay so, in the nodes that
+    `abstract` has for them.
     """
     folder = Path(folder)
     if not is_packed(folder):
         return orbax_io.load_params(folder / _CHECKPOINTS, role, ema=ema, step=step, abstract=abstract)
-    path = folder / FILE
-    named = tensor_file.read(path)
-    chosen = {name.removeprefix(f"{role}/"): value for name, value in named.items() if name.startswith(f"{role}/")}
-    if not chosen:
-        roles = sorted({name.split("/")[0] for name in named})
-        raise CheckpointError(f"{path} has no {role}; it has {', '.join(roles)}")
-    shardings: dict[str, Any] = {}
+    weights = Weights(folder, role)
+    like = {name: jax.ShapeDtypeStruct(spec.shape, _as_run(spec.dtype)) for name, spec in weights.specs.items()}
     if abstract is not None:
         wanted = tree.named_leaves(abstract)
-        tree.check_fits(wanted, chosen, what=f"the weights {role} of {path}")
-        shardings = {name: getattr(like, "sharding", None) for name, like in wanted.items()}
+        tree.check_fits(wanted, like, what=f"the weights {role} of {folder / FILE}")
+        like = wanted
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    placed = {
-        name: jax.device_put(value if value.itemsize == 1 else value.astype(np.float32), shardings.get(name) or here)
-        for name, value in chosen.items()
-    }
+    placed = {name: _placed(weights, name, x, getattr(x, "sharding", None) or here) for name, x in like.items()}
     return tree.nested(placed) if abstract is None else tree.map_named(lambda name, _: placed[name], abstract)
+
+
+def _as_run(dtype: str) -> np.dtype:
+    """Matrices in eight bits stay so, everything else is float32."""
+    return np.dtype(dtype if np.dtype(dtype).itemsize == 1 else np.float32)
+
+
+def _placed(weights: "Weights", name: str, like: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """One array on its devices: of one that is cut along its first axis each gets its own rows from the file."""
+
+    def part(index: Any) -> np.ndarray:
+        array = weights.read(name, index[0])[:, *index[1:]] if index else weights.read(name)
+        return np.asarray(array, like.dtype)
+
+    return jax.make_array_from_callback(like.shape, sharding, part)
+
+
+class Weights:
+    """One role's weights of a stage: `specs` by path, and `read(path, rows)` for an array or some of its first axis.
+
+    `role` may go deeper ("student/high"). Packed weights are averages, whatever `ema` says.
+
+    Raises:
+      CheckpointError: no weights of this role, listing the roles there are, or unreadable ones.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], role: str, *, ema: bool = True, step: int | None = None):
+        folder = Path(folder)
+        packed = is_packed(folder)
+        file = TensorFile(folder / FILE) if packed else orbax_io.Arrays(folder / _CHECKPOINTS, step)
+        self._prefix = f"{role}/" if packed else f"{'ema' if ema else 'params'}/{role}/"
+        self.specs = {
+            name.removeprefix(self._prefix): spec for name, spec in file.specs.items() if name.startswith(self._prefix)
+        }
+        self._file = file
+        if not self.specs:
+            depth = 1 if packed else 2
+            roles = sorted({"/".join(name.split("/")[:depth]) for name in file.specs})
+            where = folder / FILE if packed else folder
+            raise CheckpointError(f"{where} has no {self._prefix[:-1]}; it has {', '.join(roles)}")
+
+    def read(self, path: str, rows: slice | None = None) -> np.ndarray:
+        return self._file.read(self._prefix + path, rows)
+
+
+def roles(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, bool]:
+    """The roles whose weights a stage's folder holds, and whether their average is there."""
+    folder = Path(folder)
+    if is_packed(folder):
+        return dict.fromkeys(sorted({name.split("/")[0] for name in TensorFile(folder / FILE).specs}), True)
+    names = {tuple(name.split("/")[:2]) for name in orbax_io.Arrays(folder / _CHECKPOINTS, step).specs}
+    return {role: ("ema", role) in names for role in sorted({role for _, role in names})}
 
 
 def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: Sequence[str]) -> Path:
@@ -89,9 +134,19 @@ def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: 
 def write_packed(output: str | os.PathLike[str], weights: ArrayTree, metadata: Mapping[str, Any], **more: Any) -> Path:
     """Write {role: tree} as output/weights.safetensors, each array in its dtype, with what inference needs of a
     checkpoint's metadata and with `more`; returns the path."""
-    kept = {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
     named = {name: np.asarray(x) for name, x in tree.named_leaves(weights).items()}
-    return tensor_file.write(Path(output) / FILE, named, kept | more)
+    return tensor_file.write(Path(output) / FILE, named, _kept(metadata) | more)
+
+
+def write_streamed(
+    output: str | os.PathLike[str], specs: Mapping[str, Spec], pieces: Pieces, metadata: Mapping[str, Any]
+) -> Path:
+    """`write_packed` for arrays ("ROLE/path") that are not in memory: by pieces, as `tensor_file.write_streamed`."""
+    return tensor_file.write_streamed(Path(output) / FILE, specs, pieces, _kept(metadata))
+
+
+def _kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
 
 
 def is_packed(folder: Path) -> bool:

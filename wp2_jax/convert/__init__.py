@@ -1,0 +1,1 @@
+"""Weights in and out: files of PyTorch programs to and from our checkpoints."""
