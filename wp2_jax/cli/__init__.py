@@ -22,6 +22,7 @@ COMMANDS = (
     "evaluate",
     "pack",
     "quantize",
+    "convert",
     "warmup",
     "bench",
     "plan",
