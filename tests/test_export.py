@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -44,9 +45,14 @@ def test_golden_experts_come_out_of_a_step_of_training_bit_for_bit(tmp_path, gol
     params = {"experts": {name: params for name, (_, params) in loaded.items()}}
     optimiser = optax.adamw(0.0, weight_decay=0.0)
     whole = state.create(jax.random.key(0), params, {"experts": optimiser}, ema=("experts",))
-    ones = jax.tree.map(lambda x: np.ones_like(x), params["experts"])
-    updates, _ = optimiser.update(ones, optimiser.init(params["experts"]), params["experts"])
-    whole = whole.replace(params={"experts": optax.apply_updates(whole.params["experts"], updates)})
+
+    def step(params):
+        updates, _ = optimiser.update(jax.tree.map(jnp.ones_like, params), optimiser.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    with jax.numpy_dtype_promotion("standard"):  # optax counts its steps in whole numbers
+        stepped = jax.jit(step)(params["experts"])
+    whole = whole.replace(params={"experts": stepped})
     with Checkpoints(tmp_path / "base" / "checkpoints") as checkpoints:
         checkpoints.save(1, whole, {"config": golden_config(loaded["high"][0]), "stage": "base"})
         checkpoints.wait()
