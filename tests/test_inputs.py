@@ -200,7 +200,7 @@ def played(tmp_path, **changes) -> Path:
 def test_rows_of_a_played_world(tmp_path):
     (item,) = load_inputs(played(tmp_path))
     assert item.rows.dtype == np.float32 and item.action == "" and (item.seed, item.capacity) == (0, 64)
-    np.testing.assert_array_equal(item.rows, np.float32(ROWS))
+    np.testing.assert_array_equal(item.rows, np.asarray(ROWS, np.float32))
     # Every float32 survives the file.
     odd = np.nextafter(np.float32(2.8125), np.float32(3))
     rows = [ROWS[0], [float(odd), *ROWS[1][1:]], *ROWS[2:]]
@@ -211,7 +211,7 @@ def test_rows_of_a_played_world(tmp_path):
     same = [[0, 0, 0, 0, 1, 0], *[[0, 3, 1, 0, 1, 0]] * 3]
     (item,) = load_inputs(played(tmp_path, rows=same, action="w+right-4", fit="crop"))
     assert item.action == "w+right-4" and item.fit == "crop"
-    np.testing.assert_array_equal(item.rows, np.float32(same))
+    np.testing.assert_array_equal(item.rows, np.asarray(same, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_collectives_of_a_compiled_loop():
     cut = jax.P("seq")
     function = jax.jit(jax.shard_map(turns, mesh=mesh, in_specs=cut, out_specs=cut))
     text = function.lower(jnp.ones((8, 6), jnp.float32)).compile().as_text()
-    assert hlo.collectives(text) == {"all-reduce": 5 * 6 * 4}
+    assert text is not None and hlo.collectives(text) == {"all-reduce": 5 * 6 * 4}
 
 
 @pytest.mark.parametrize(
