@@ -327,9 +327,9 @@ def test_a_lost_connection_comes_back(open_page, live):
     page.page.keyboard.down("w")
     until(lambda: page.text("#told-keys") == "w")
     (world,) = live.engine._playing
+    before = world.sink
     proxy.cut()
-    until(lambda: world.sink is None or world.lost is not None)
-    until(lambda: world.sink is not None)
+    until(lambda: world.sink is not None and world.sink is not before)
     # Keys were let go when the connection went.
     before = page.count
     page.chunks(before + 2)
