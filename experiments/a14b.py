@@ -1,10 +1,10 @@
 """The full size: WorldPlay2 on the Wan2.2 A14B experts, every stage at the paper's settings where it states them.
 
-    wp2 plan --config experiments/a14b.py:teacher_forcing --target v5p:4x4x8      (does it fit, before anyone pays)
-    wp2 curriculum --config experiments/a14b.py --workdir gs://bucket/a14b
+    wp2 plan --config experiments/a14b.py:teacher_forcing --target v5p:4x4x8
 
-The argument is STAGE. The first two stages are not trained: their folders hold imported weights, the Wan2.1 autoencoder
-and the Wan2.2 experts with the UMT5 encoder.
+The argument is STAGE. The first two stages are not trained: they stand for the Wan2.1 autoencoder, the Wan2.2 experts
+and the UMT5 encoder. So far it is for `wp2 plan` alone: weights cannot be imported yet, and the data section holds
+placeholders.
 """
 
 from typing import Any

@@ -1,11 +1,17 @@
 """Targets by name, and what a compiled program moves between devices. Compilers of other chips are not needed here."""
 
+import collections
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from wp2_jax import sharding
-from wp2_jax.plan import fit, hlo, targets
+from wp2_jax import cli, sharding
+from wp2_jax.plan import fit, hlo, targets, training
+from wp2_jax.train import config as configs
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 # A loop of three turns with an asynchronous gather, and a pair of arrays exchanged beside it.
 TEXT = """
@@ -89,3 +95,37 @@ def test_a_lower_bound_of_time():
     assert found.step_seconds(target) == pytest.approx(1.0)
     assert fit.Fit("emit", 0, 0, 6_704_000_000_000, {}, 0, 1.0).step_seconds(target) == pytest.approx(2.0)
     assert "| emit | 1 | 0.00 | 0.00 | 3.12 | 4% | 7.91e+03 | 1 |  | 1 |" in fit.table([found], target)
+
+
+def quick(stage):
+    overrides = ["--config.mesh.fsdp=8", "--config.train.batch=8"]
+    return configs.load(f"{EXPERIMENTS / 'tiny.py'}:quick-{stage}", overrides).config
+
+
+@pytest.mark.slow
+def test_phases_of_stable_forcing():
+    """How often each program runs: six chunks in three clips, five updates of the fake score for one of the student."""
+    config = quick("stable_forcing")
+    assert (config.objective.chunks, config.objective.clip, config.objective.fake_updates) == (6, 8, 5)
+    fits = list(training.programs(config, jax.devices(), {}))
+    times = collections.Counter()
+    for found in fits:
+        times[found.name.split("_")[0] if found.name.startswith("replay") else found.name] += found.times
+    assert times == {
+        **{"encode": 1, "begin": 1, "first_chunk": 1, "later_chunk": 5, "score_begin": 1, "score_all": 3},
+        **{"gradients_begin": 1 + 5, "replay": 6, "student_step": 1, "fake_all": 5 * 3, "fake_step": 5},
+    }
+    assert all(found.peak > 0 for found in fits)
+    assert all(found.flops > 0 for found in fits if found.name.startswith(("later", "score_all", "replay", "fake_all")))
+
+
+def test_a_stage_that_is_none():
+    config = quick("base")
+    config.stage = "warmup"
+    with pytest.raises(ValueError, match="'warmup' is not one of autoencoder, base"):
+        next(training.programs(config, jax.devices(), {}))
+
+
+def test_overrides_need_a_config(capsys):
+    assert cli.main(["plan", "--target", "h100:8", "--config.train.batch=8"]) == 2
+    assert "--config, which is not given" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import numpy as np
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
 from wp2_jax.checkpoints import orbax_io, tensor_file
-from wp2_jax.checkpoints.tensor_file import CheckpointError, Pieces, Spec, TensorFile
+from wp2_jax.checkpoints.tensor_file import CheckpointError, TensorFile
 
 FILE = "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -134,19 +134,9 @@ def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: 
 def write_packed(output: str | os.PathLike[str], weights: ArrayTree, metadata: Mapping[str, Any], **more: Any) -> Path:
     """Write {role: tree} as output/weights.safetensors, each array in its dtype, with what inference needs of a
     checkpoint's metadata and with `more`; returns the path."""
+    kept = {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
     named = {name: np.asarray(x) for name, x in tree.named_leaves(weights).items()}
-    return tensor_file.write(Path(output) / FILE, named, _kept(metadata) | more)
-
-
-def write_streamed(
-    output: str | os.PathLike[str], specs: Mapping[str, Spec], pieces: Pieces, metadata: Mapping[str, Any]
-) -> Path:
-    """`write_packed` for arrays ("ROLE/path") that are not in memory: by pieces, as `tensor_file.write_streamed`."""
-    return tensor_file.write_streamed(Path(output) / FILE, specs, pieces, _kept(metadata))
-
-
-def _kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
+    return tensor_file.write(Path(output) / FILE, named, kept | more)
 
 
 def is_packed(folder: Path) -> bool:

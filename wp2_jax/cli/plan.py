@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from wp2_jax.plan import fit, stream, targets, training
     from wp2_jax.train import config as configs
 
+    if args.overrides and not args.config:
+        raise ValueError(f"{args.overrides[0]} changes a value of --config, which is not given")
     target = targets.target(args.target)
     if args.config:
         config = configs.load(args.config, args.overrides).config

@@ -24,12 +24,17 @@ STORED = jnp.bfloat16
 def programs(
     world: World, target: Target, mode: str, chunks: int, preset: precision.Precision, cut_weights: bool
 ) -> Iterator[fit.Fit]:
-    """Compile a world of `chunks` chunks, program by program; what one gives is how the next is given it."""
+    """Compile a world of `chunks` chunks, program by program; what one gives is how the next is given it.
+
+    Raises ValueError for more chunks than the world can have, and ShardingError where heads do not divide.
+    """
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=1, seq=target.count), target.devices())
     world = precision.world_in(world, preset)
     if target.chip.gpu:
         # cuDNN is asked for its kernels while a program is compiled, and is not here: XLA's take more memory.
         world = dataclasses.replace(world, dit=dataclasses.replace(world.dit, attention="xla"))
+    if not 1 <= chunks <= world.longest:
+        raise ValueError(f"chunks {chunks}: give 1 to {world.longest}")
     sharding.check(mesh, batch_size=1, num_heads=world.dit.num_heads)
     spec = world.stream(mode, capacity_for(chunks))
     rules = sharding.one_world(cut_weights)

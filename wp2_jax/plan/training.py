@@ -1,6 +1,7 @@
 """The programs of a training stage on a target: those that `wp2 train` runs, from the stage's own setup, with shapes in
 place of weights and batches."""
 
+import collections
 import dataclasses
 import functools
 import types
@@ -17,7 +18,7 @@ from wp2_jax import sharding
 from wp2_jax.array_types import Params
 from wp2_jax.controls.images import LOW_RES_SCALE
 from wp2_jax.models import autoencoder, passes, umt5
-from wp2_jax.objectives import dmd, pdd, rollout
+from wp2_jax.objectives import dmd, rollout
 from wp2_jax.objectives.stable_forcing import FAKE, STUDENT, StableForcing
 from wp2_jax.plan import fit
 from wp2_jax.stages import run
@@ -45,14 +46,8 @@ class Shapes(Context):
             return jax.eval_shape(lambda: autoencoder.init_params(world.autoencoder, key))
         if role == "text":
             return jax.eval_shape(lambda: umt5.init(world.text, key))
-        experts = {name: jax.eval_shape(lambda: passes.init(world.dit, key)) for name in world.experts.names}
-        if stage == "pdd":
-            table = world.stream("few_step", 1).pdd_schedule
-            return {
-                name: jax.eval_shape(functools.partial(pdd.bank_params, intervals=table.intervals(name)), tree)
-                for name, tree in experts.items()
-            }
-        return experts
+        # What a stage starts from is not read: a program's init gives the same shapes without it.
+        return {name: jax.eval_shape(lambda: passes.init(world.dit, key)) for name in world.experts.names}
 
     def place(self, tree: Params) -> Params:
         return sharding.abstract(tree, sharding.RULES, self.mesh)
@@ -125,18 +120,19 @@ def _batch(context: Context) -> dict[str, Any]:
 def _phases(
     program: StableForcing, state: Any, batch: dict[str, Any], chunks: int, options: dict[str, bool]
 ) -> Iterator[fit.Fit]:
-    """Each function of an update once, in order, with how often it runs; kept blocks and experts take turns."""
-    found: dict[str, tuple[fit.Fit, Any]] = {}
-    counts: dict[str, int] = {}
-    fresh: list[str] = []
+    """Each program of an update once, in order, with how often it runs; kept blocks and experts take turns."""
+    found: dict[Any, tuple[fit.Fit, Any]] = {}
+    counts: collections.Counter[Any] = collections.Counter()
 
     def call(name: str, *arguments: Any) -> Any:
-        counts[name] = counts.get(name, 0) + 1
-        if name not in found:
+        # A function that is given other shapes is another program.
+        leaves, structure = jax.tree.flatten(arguments)
+        called = (name, structure, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves))
+        counts[called] += 1
+        if called not in found:
             with jax.set_mesh(program.mesh):
-                found[name] = fit.compiled(name, program.functions[name].trace(*arguments), options)
-            fresh.append(name)
-        return found[name][1]
+                found[called] = fit.compiled(name, program.functions[name].trace(*arguments), options)
+        return found[called][1]
 
     program.call = call  # pyright: ignore[reportAttributeAccessIssue]
     spec, frozen = program.spec, program.frozen
@@ -154,9 +150,9 @@ def _phases(
     scored = program.score(fake, frozen, rolled, given, key, places, chunks)
     gradients = program.replay(student, rolled, given, scored.g, blocks)
     call("student_step", state, gradients, np.ones(len(spec.pdd_schedule.blocks), np.float32))
-    once = dict(counts)
+    once = counts.copy()
     gradients = program.fake_gradients(fake, rolled, given, key, places, chunks, 0)
     call("fake_step", state, gradients)
-    for name in fresh:
-        later = counts[name] - once.get(name, 0)
-        yield dataclasses.replace(found[name][0], times=once.get(name, 0) + program.config.fake_updates * later)
+    for called, (one, _) in found.items():
+        later = counts[called] - once[called]
+        yield dataclasses.replace(one, times=once[called] + program.config.fake_updates * later)

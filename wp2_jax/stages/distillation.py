@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from data_pipelines.conditions import Conditions
 from data_pipelines.kinematics import MotionConfig
@@ -57,7 +56,7 @@ def stable_forcing_stage(context: Context) -> Setup:
                 "teacher": teacher,
                 "autoencoder": context.encoder.params,
                 "text": context.text_params,
-                "null_context": jnp.asarray(context.null_context),
+                "null_context": context.null_context,
             }
         ),
         load_given=lambda: {"student": _fused(student, table), "teacher": teacher},
