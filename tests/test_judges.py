@@ -149,6 +149,7 @@ def test_one_command_from_a_start(data):
     assert left.recorded is None and left.image is clip.image
 
 
+@pytest.mark.slow
 def test_an_evaluation_end_to_end(tmp_path, data):
     workdir = random_workdir.write(tmp_path / "run", ("base", "stable_forcing"))
     names = [f"{workdir}:few_step", f"{workdir}:bi"]

@@ -53,7 +53,7 @@ def straight(tmp_path_factory):
     return result.state, workdir
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_resumed_run_is_bit_equal(straight, tmp_path, number):
     before = signal.getsignal(number)
     stopped = run(tmp_path, loader=Numbers(before={5: lambda: os.kill(os.getpid(), number)}))

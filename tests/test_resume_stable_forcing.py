@@ -76,6 +76,7 @@ def metrics(workdir):
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
+@pytest.mark.slow
 def test_resumed_is_bit_equal(program, tmp_path):
     straight = run(program, tmp_path / "straight", STEPS)
     stopped = run(program, tmp_path / "stopped", STOP)

@@ -46,7 +46,8 @@ class Game:
             f"{source.workdir.name}, stage {source.stage}, step {source.step}, mode {source.mode}, "
             f"{config.width} x {config.height} pixels",
             "Tiny weights, trained for hours on two processor cores on rooms of a simple maze: expect a blurred "
-            "picture that turns and walks as told and slowly loses its way. Events may change little or nothing."
+            "picture that turns and walks as told and slowly loses its way. Fog and darkness come when told; coloured "
+            "light only dims."
             if tiny
             else "",
             config.height,
