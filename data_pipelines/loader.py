@@ -1,7 +1,8 @@
 """Grain loaders: records or cached latents -> endless batches with an exact position.
 
-The order is a shuffle of each epoch by the seed, cut into global batches; process p of n takes the p-th n-th of every
-global batch. So the global batches do not depend on the number of processes, and the position is one number.
+The order is a shuffle of each epoch by the seed, cut into global batches; a process assembles the rows of every global
+batch that its devices hold. So the global batches do not depend on the processes or the mesh, and the position is one
+number.
 A bad record (numbers that are not finite, a broken schema) is named, counted and replaced by the next good one.
 """
 
@@ -62,25 +63,23 @@ class LoaderConfig:
 
 
 class Loader:
-    """An endless iterator of batches (dicts of numpy arrays [batch / processes, ...] and `key`, a list of names).
+    """An endless iterator of batches (dicts of numpy arrays [rows, ...] and `key`, a list of names).
 
+    `rows` are those of the global batch that this process holds, ascending (`sharding.process_rows`); all without it.
     `get_state()` is the position after the last batch yielded, the same on every process, fit for JSON;
     `set_state` goes on from it exactly, also on another number of processes. `faults.reasons` names the records set
     aside so far; FaultBudgetError once they are more than `config.fault_budget`.
     """
 
-    def __init__(self, source: Source, config: LoaderConfig, process: int = 0, processes: int = 1):
+    def __init__(self, source: Source, config: LoaderConfig, rows: Sequence[int] | None = None):
         if len(source) == 0:
             raise ValueError("the loader's source holds no records")
-        if config.batch % processes or not 0 <= process < processes:
-            raise ValueError(
-                f"batch={config.batch} on process {process} of {processes}: the batch must divide by the processes"
-            )
+        self._rows = range(config.batch) if rows is None else rows
+        if not self._rows or min(self._rows) < 0 or max(self._rows) >= config.batch:
+            raise ValueError(f"rows={list(self._rows)} are not rows of a batch of {config.batch}")
         self.config = config
         self.faults = Faults(config.fault_budget)
         self._source = source
-        self._rows = config.batch // processes
-        self._first = process * self._rows
         order = grain.MapDataset.range(len(source)).seed(config.seed)
         if config.shuffle:
             order = order.shuffle()
@@ -116,9 +115,8 @@ class Loader:
         return {"seed": config.seed, "batch": config.batch, "shuffle": config.shuffle, "records": len(self._source)}
 
     def _assemble(self, number: int, indices: np.ndarray) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        rows = range(self._first, self._first + self._rows)
         faults: list[tuple[str, str]] = []
-        samples = [self._good(int(indices[row]), (self.config.seed, number, row), faults) for row in rows]
+        samples = [self._good(int(indices[row]), (self.config.seed, number, row), faults) for row in self._rows]
         return stack(samples), faults
 
     def _good(self, index: int, key: tuple[int, ...], faults: list[tuple[str, str]]) -> dict[str, Any]:
@@ -155,12 +153,12 @@ class HeldOut:
     of samples spread evenly over the split.
     """
 
-    def __init__(self, source: Source, config: LoaderConfig, process: int = 0, processes: int = 1, limit: int = 0):
+    def __init__(self, source: Source, config: LoaderConfig, rows: Sequence[int] | None = None, limit: int = 0):
         self._count = max(1, len(source) // config.batch)
         if limit and limit < self._count:
             self._count = limit
             source = _Spread(source, limit * config.batch)
-        self._arguments = (source, dataclasses.replace(config, shuffle=False), process, processes)
+        self._arguments = (source, dataclasses.replace(config, shuffle=False), rows)
 
     def __len__(self) -> int:
         return self._count

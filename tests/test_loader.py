@@ -269,7 +269,8 @@ def test_processes_share_the_global_batches(cache, records, processes):
         single = loader.Loader(source, config)
         take(single, 2)
         state, whole = single.get_state(), take(single, 4)
-        shards = [loader.Loader(source, config, process, processes) for process in range(processes)]
+        cut = np.split(np.arange(4), processes)
+        shards = [loader.Loader(source, config, rows.tolist()) for rows in cut]
         for shard in shards:
             shard.set_state(state)
         for expected in whole:
@@ -279,8 +280,11 @@ def test_processes_share_the_global_batches(cache, records, processes):
                     assert [key for part in parts for key in part["key"]] == value
                 else:
                     np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), value)
-    with pytest.raises(ValueError, match="batch=4 on process 0 of 3"):
-        loader.Loader(clips(cache), loader.LoaderConfig(batch=4), 0, 3)
+    apart, whole = next(loader.Loader(source, config, [0, 3])), next(loader.Loader(source, config))
+    np.testing.assert_array_equal(apart["video"], whole["video"][[0, 3]])
+    for rows in ([], [4], [-1, 0]):
+        with pytest.raises(ValueError, match=r"rows=.* are not rows of a batch of 4"):
+            loader.Loader(clips(cache), loader.LoaderConfig(batch=4), rows)
 
 
 class WithNaN:
@@ -302,7 +306,7 @@ class WithNaN:
 
 def test_a_nan_is_counted_skipped_and_named(cache):
     source = clips(WithNaN(cache, {4}))
-    shards = [loader.Loader(source, loader.LoaderConfig(batch=4, seed=1), p, 2) for p in range(2)]
+    shards = [loader.Loader(source, loader.LoaderConfig(batch=4, seed=1), rows) for rows in ([0, 1], [2, 3])]
     single = loader.Loader(source, loader.LoaderConfig(batch=4, seed=1))
     with pytest.warns(FaultWarning, match=r"record clip-4 is set aside: latents is not finite at \(2, 1, 0, 3\)"):
         for _ in range(5):

@@ -72,6 +72,24 @@ def test_put_batch_cuts_rows_and_leaves_names(mesh):
     np.testing.assert_array_equal(arrays["x"], batch["x"])
 
 
+@pytest.mark.parametrize(
+    "sizes, expected",  # of two processes, the first four devices and the others
+    [
+        ((2, 4, 1, 1), (range(8), range(8, 16))),
+        ((1, 2, 4, 1), (range(8), range(8, 16))),
+        ((1, 1, 8, 1), (range(16), range(16))),
+        ((1, 4, 1, 2), (range(8), range(8, 16))),
+    ],
+)
+def test_rows_of_a_process(sizes, expected):
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
+    assert sharding.process_rows(mesh, 16) == list(range(16))
+    half = [mesh.devices.reshape(-1)[:4], mesh.devices.reshape(-1)[4:]]
+    assert [sharding.process_rows(mesh, 16, devices) for devices in half] == [list(rows) for rows in expected]
+    apart = mesh.devices.reshape(-1)[[0, 7]]
+    assert sharding.process_rows(sharding.make_mesh(MeshConfig(8, 1, 1, 1)), 16, apart) == [0, 1, 14, 15]
+
+
 def test_sizes_are_checked_with_the_fix(mesh):
     sharding.check(mesh, batch_size=4, num_heads=8)
     with pytest.raises(sharding.ShardingError, match=r"batch_size: 7 .* = 2; use 6 or 8"):

@@ -193,10 +193,20 @@ def even(x: jax.Array) -> jax.Array:
     return jnp.pad(x, [(0, missing) if axis == 1 else (0, 0) for axis in range(x.ndim)]) if missing else x
 
 
+def process_rows(mesh: Mesh, batch: int, devices: Any = None) -> list[int]:
+    """The rows of a global batch that this process's devices (or those given) hold, ascending.
+
+    Processes along data and fsdp hold different rows, those along seq and tensor the same ones.
+    """
+    cut = NamedSharding(mesh, PartitionSpec(BATCH)).devices_indices_map((batch,))
+    held = [cut[device] for device in (mesh.local_devices if devices is None else devices)]
+    return sorted({row for (rows,) in held for row in range(batch)[rows]})
+
+
 def put_batch(batch: Batch, mesh: Mesh) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """Put the arrays of a batch onto the devices, cut along the batch; all else (`key`) stays on the host.
 
-    With several processes each gives its own rows, in the order of the processes.
+    With several processes each gives the rows of `process_rows`.
     """
     arrays = {name: x for name, x in batch.items() if isinstance(x, np.ndarray)}
     host = {name: x for name, x in batch.items() if name not in arrays}

@@ -141,9 +141,9 @@ class Context:
         """The training loader and the held-out batches of a source by split."""
         train = self.config.train
         settings = loader.LoaderConfig(batch=train.batch, seed=self.config.seed)
-        place = (jax.process_index(), jax.process_count())
-        held_out = loader.HeldOut(source("test"), settings, *place, limit=train.evaluate_batches)
-        return loader.Loader(source("train"), settings, *place), held_out
+        rows = sharding.process_rows(self.mesh, train.batch)
+        held_out = loader.HeldOut(source("test"), settings, rows, limit=train.evaluate_batches)
+        return loader.Loader(source("train"), settings, rows), held_out
 
     @functools.cached_property
     def null_ids(self) -> np.ndarray:

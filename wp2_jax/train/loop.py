@@ -46,7 +46,7 @@ class Loader(Protocol):
     """An endless iterator of batches with a position.
 
     A batch is a dict of numpy arrays whose first axis is the batch; anything else (`key`: the records' names)
-    stays on the host. With several processes each yields its own rows.
+    stays on the host. With several processes each yields the rows that its devices hold (`sharding.process_rows`).
     """
 
     def __next__(self) -> Batch: ...
