@@ -6,6 +6,7 @@ seq outside attention and heads over seq inside it. Activations are pinned by na
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -193,7 +194,7 @@ def even(x: jax.Array) -> jax.Array:
     return jnp.pad(x, [(0, missing) if axis == 1 else (0, 0) for axis in range(x.ndim)]) if missing else x
 
 
-def process_rows(mesh: Mesh, batch: int, devices: Any = None) -> list[int]:
+def process_rows(mesh: Mesh, batch: int, devices: Iterable[Any] | None = None) -> list[int]:
     """The rows of a global batch that this process's devices (or those given) hold, ascending.
 
     Processes along data and fsdp hold different rows, those along seq and tensor the same ones.
