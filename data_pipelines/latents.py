@@ -42,7 +42,7 @@ class CacheError(ValueError):
 
 
 def fingerprint(params: Params, config: Mapping[str, Any]) -> str:
-    """Identity of an autoencoder: a hash of its config and of every weight with its name, shape and dtype."""
+    """Identity of a network: a hash of its config and of every weight with its name, shape and dtype."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for path, leaf in sorted(((keystr(path), leaf) for path, leaf in tree_leaves_with_path(params))):
         value = np.asarray(leaf)

@@ -1,5 +1,6 @@
 """The networks that measure: their samples, labels under augmentation, and an evaluation end to end."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -18,7 +19,7 @@ from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
 from wp2_jax.models import judges as networks
 from wp2_jax.objectives import judges as objectives
-from wp2_jax.stages import cases, evaluate, evaluation_report, judges
+from wp2_jax.stages import cases, evaluate, evaluation_report, evaluation_results, judges
 
 CONFIG = record.RecordConfig(
     seed=3,
@@ -157,12 +158,21 @@ def test_an_evaluation_end_to_end(tmp_path, data):
     with quick_compilation():
         loaded = evaluate.load(names)
         smallest = judges.JudgeConfig(clips=8, maps=2, motion_steps=2, changes_steps=2)
-        results, accuracy = evaluate.run(loaded, data, tmp_path / "judges", settings, judge=smallest)
+        folders = (data, tmp_path / "judges")
+        first = dataclasses.replace(settings, measures=("navigation", "drift"))
+        kept = evaluate.run(loaded, *folders, first, parts=tmp_path / "parts", judge=smallest)[0]
+        results, accuracy = evaluate.run(loaded, *folders, settings, parts=tmp_path / "parts", judge=smallest)
         again = judges.train(data, tmp_path / "judges", smallest)
     assert again.accuracy == accuracy and 0 <= accuracy["motion/movement"] <= 1
     found = results.values
+    # What the first evaluation found was not measured again.
+    assert all(results.seconds[name] == seconds for name, seconds in kept.seconds.items())
+    assert {name: found[name] for name in kept.values} == kept.values
+    for kind in ("sheets", "videos"):
+        for title, pictures in getattr(kept, kind).items():
+            np.testing.assert_array_equal(getattr(results, kind)[title], pictures)
     assert set(found) == set(evaluate.MEASURES)
-    recorded = {name: columns[evaluate.RECORDED].mean for name, columns in found["revisit"].items()}
+    recorded = {name: columns[evaluation_results.RECORDED].mean for name, columns in found["revisit"].items()}
     assert recorded["psnr"] > 30 and recorded["lpips"] < 0.02 and recorded["truth_psnr"] == 60.0
     assert recorded["consistency"] > found["revisit"]["consistency"][names[0]].mean + 3
     assert found["revisit"]["psnr"][f"{names[0]}, memory emptied"].count == 2
@@ -171,7 +181,7 @@ def test_an_evaluation_end_to_end(tmp_path, data):
     page = evaluation_report.write(results, accuracy, {"data": str(data)}, tmp_path / "out")
     assert "motion/movement" in page.read_text() and names[0] in page.read_text()
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert stored["measures"]["revisit"]["psnr"][evaluate.RECORDED]["mean"] == recorded["psnr"]
+    assert stored["measures"]["revisit"]["psnr"][evaluation_results.RECORDED]["mean"] == recorded["psnr"]
     assert list((tmp_path / "out").glob("navigation_*.png")) and len(list((tmp_path / "out").glob("drift_*.mp4"))) == 2
     sheet = next(sheet for title, sheet in results.sheets.items() if "commands" in title and names[0] in title)
     walks = cases.recorded(tfds_builder.Records(data, "test"), "navigation", 16, 4)

@@ -2,6 +2,7 @@
 
 A command's module has HELP, add_arguments(parser) and run(args) -> exit code, and imports what is heavy inside `run`:
 `wp2 --help` needs no jax. One with OVERRIDES = True gets words like --config.section.key=value in `args.overrides`.
+One with COMPUTES = True runs models for long: it keeps freed memory where that is faster (`allocator`).
 """
 
 import argparse
@@ -10,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from wp2_jax import xla_flags
+from wp2_jax import allocator, xla_flags
 
 COMMANDS = (
     "data",
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         # After the command too; SUPPRESS, or its absence there would undo `wp2 --debug COMMAND`.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         command.set_defaults(run=module.run, takes_overrides=getattr(module, "OVERRIDES", False))
+        command.set_defaults(computes=getattr(module, "COMPUTES", False))
     return parser
 
 
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     xla_flags.tune_cpu()
+    if args.computes:
+        allocator.keep_memory()
     try:
         return args.run(args)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 HELP = "time the parts of a world, also beside PyTorch"
+COMPUTES = True
 SIZES = ("tiny", "mid", "full")
 PARTS = ("dit", "text", "vae_decode", "vae_encode", "train", "stream", "history")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 HELP = "train all stages of an experiment in order, and write report.html"
 OVERRIDES = True
+COMPUTES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

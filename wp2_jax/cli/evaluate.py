@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 HELP = "measure checkpoints on held-out recordings: control, memory, events, stability"
+COMPUTES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Generates worlds from held-out start pictures, commands and captions, and writes report.html and report.json\n"
         "with means and 95% intervals over cases. The recordings themselves stand in the first column: the ceiling.\n\n"
         "Motion and events are read from pictures by two small networks, trained on the recordings the first time\n"
-        "(minutes) and kept in DATA/judges; their accuracy on held-out recordings stands in the report."
+        "(minutes) and kept in DATA/judges; their accuracy on held-out recordings stands in the report.\n\n"
+        "What is found is kept in OUTPUT/parts: a command that was stopped goes on where it was, and one with more\n"
+        "checkpoints or measures than the last measures only those."
     )
     parser.epilog = (
         "example:\n  wp2 evaluate --checkpoint runs/tiny:few_step runs/tiny:ar runs/tiny/pdd:few_step \\\n"
@@ -45,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
         drift_latents=args.drift_latents,
     )
     checkpoints = evaluate.load(args.checkpoint)
-    results, accuracy = evaluate.run(checkpoints, args.data, args.data / "judges", settings)
+    results, accuracy = evaluate.run(
+        checkpoints, args.data, args.data / "judges", settings, parts=args.output / "parts"
+    )
     about = {
         "checkpoints": {
             name: f"stage {loaded.source.stage}, step {loaded.source.step}" for name, loaded in checkpoints.items()

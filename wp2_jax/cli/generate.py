@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 HELP = "generate videos from a checkpoint and an input file"
+COMPUTES = True
 EXAMPLE = """\
 example:
   wp2 generate --checkpoint runs/quickstart --input launch/example/input.json --output runs/quickstart/generated \\

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 HELP = "serve worlds to play, in the browser and to programs"
+COMPUTES = True
 EXAMPLE = """\
 example:
   wp2 serve --checkpoint runs/quickstart --port 8000

@@ -5,6 +5,7 @@ from pathlib import Path
 
 HELP = "train one stage of an experiment; goes on from its newest checkpoint"
 OVERRIDES = True
+COMPUTES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

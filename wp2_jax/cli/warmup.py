@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 HELP = "compile a world's programs and keep them, so that it starts at once"
+COMPUTES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

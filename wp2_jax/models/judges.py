@@ -1,7 +1,8 @@
 """Networks that look at generated pictures and say what happened in them; trained on recorded clips, used to measure.
 
 Both see a few pictures at once. `ChangeJudge` sees them stacked along the channels; `MotionJudge` is told which parts
-of one picture match which of another, because from stacked pictures alone it learned no motion in 3000 steps.
+of one picture match which of another, because from stacked pictures alone it learned no motion in 3000 steps: how
+likely each displacement is, their mean, and how much still differs; besides, where it looks, and three pictures.
 """
 
 import itertools
@@ -17,6 +18,7 @@ _GROUPS = 8
 _HIDDEN = 256
 # Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
 _APART, _REACH = 2, (2, 4)
+_LEAST = 1e-4
 DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in _REACH)))
 """(down, across) in pixels of the halved picture."""
 
@@ -58,9 +60,18 @@ class MotionJudge(nn.Module):
         _check(pictures)
         x = pooled(pictures[:, ::_APART], 2)
         sharpness = jnp.exp(self.param("log_sharpness", nn.initializers.constant(3.4), ()))
-        found = nn.softmax(-sharpness * distances(x[:, :-1], x[:, 1:]))
-        batch, _, height, width, _ = found.shape
-        stacked = found.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1)
+        apart = distances(x[:, :-1], x[:, 1:])
+        found = nn.softmax(-sharpness * apart)
+        moved = found @ jnp.asarray(DISPLACEMENTS, jnp.float32)
+        unlike = jnp.log(_LEAST + apart.min(-1, keepdims=True)) / 4
+        seen = jnp.concatenate([4 * found, moved, unlike], -1)
+        batch, _, height, width, _ = seen.shape
+        place = jnp.stack(jnp.meshgrid(jnp.linspace(-1, 1, height), jnp.linspace(-1, 1, width), indexing="ij"), -1)
+        parts = [
+            seen.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1),
+            *x[:, :: x.shape[1] // 2].swapaxes(0, 1),
+        ]
+        stacked = jnp.concatenate([*parts, jnp.broadcast_to(place, (batch, *place.shape))], -1)
         return Trunk(self.outputs, name="trunk")(stacked)
 
 

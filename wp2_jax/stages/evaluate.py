@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,20 +14,22 @@ import numpy as np
 from tqdm import tqdm
 
 from data_pipelines import events as recorded_events
+from data_pipelines import latents
 from data_pipelines.judged import event_begins
 from data_pipelines.record import RecordConfig
 from data_pipelines.tfds_builder import Records
 from wp2_jax.evaluation import drift, events, navigation, quality, revisit
-from wp2_jax.evaluation.statistics import Estimate, estimate
 from wp2_jax.inference import load as checkpoints_load
 from wp2_jax.inference import video
 from wp2_jax.inference.load import Loaded
 from wp2_jax.inference.spec import MODES
-from wp2_jax.stages import cases, judges, memory_use, samples
+from wp2_jax.stages import cases, evaluation_results, judges, memory_use, samples
+from wp2_jax.stages.evaluation_results import RECORDED, Results
 
 MEASURES = ("reconstruction", "navigation", "revisit", "memory", "events", "drift")
-RECORDED = "recorded"
-"""Name of the column of the recordings themselves."""
+_JUDGED = ("navigation", "events")
+# Of the measures: another number, and what was found under the last one is measured again.
+_VERSION = 1
 _SHEET_ROWS = 6
 _COMMANDED_WORLDS, _COMMANDED_LATENTS = 16, 8
 _Video = tuple[int, cases.Case, Any]
@@ -56,25 +60,10 @@ class Settings:
             raise ValueError(f"drift_latents={self.drift_latents}: worlds are whole chunks of {self.chunk}")
 
 
-@dataclasses.dataclass
-class Results:
-    """values[measure][name][column] with a column a checkpoint and RECORDED. To look at, by a name that begins with the
-    measure and a colon: sheets (a picture each) and videos, uint8."""
-
-    values: dict[str, dict[str, dict[str, Estimate]]] = dataclasses.field(default_factory=dict)
-    sheets: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    videos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def add(self, measure: str, column: str, numbers: dict[str, list]) -> None:
-        """One column of a measure: name -> numbers of its cases."""
-        for name, values in numbers.items():
-            self.values.setdefault(measure, {}).setdefault(name, {})[column] = estimate(values)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a measure is given. `judge()` trains the measuring networks when they are first needed."""
+    """What a measure is given: the checkpoints of some columns, none for that of the recordings. `judge()` trains the
+    measuring networks when they are first needed."""
 
     checkpoints: dict[str, Loaded]
     records: Records
@@ -108,11 +97,12 @@ class Evaluation:
         gather: Callable[[Iterable[_Video]], dict[str, list]],
         film: bool = False,
     ) -> None:
-        """`gather` over what was recorded, and over what each checkpoint makes of the same cases, with a sheet.
+        """`gather` over what each checkpoint makes of the cases, with a sheet; without one, over what was recorded.
 
         With `film` the first case's video is kept, the recording on its left.
         """
-        self.results.add(name, RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
+        if not self.checkpoints:
+            self.results.add(name, RECORDED, gather((i, case, case.recorded) for i, case in enumerate(of)))
         for column, loaded in self.checkpoints.items():
             kept: list[np.ndarray] = []
             self.results.add(name, column, gather(_keep(self.made(column, loaded, of, name), kept, _SHEET_ROWS)))
@@ -145,9 +135,13 @@ def run(
     folder: str | Path,
     settings: Settings,
     *,
+    parts: str | Path | None = None,
     judge: judges.JudgeConfig | None = None,
 ) -> tuple[Results, dict[str, float]]:
     """Measure `checkpoints` by name on the held-out clips of a dataset; `folder` keeps the measuring networks.
+
+    `parts`: folder that keeps what is found, a file for each measure of a checkpoint, until the weights, the data or
+    the settings change; what is there is not measured again.
 
     Returns the results and the accuracy of the measuring networks (empty where no measure needs them).
 
@@ -156,12 +150,41 @@ def run(
     if {"reconstruction", "revisit"} & set(settings.measures):
         quality.require_lpips()
     train = functools.cache(lambda: judges.train(data, folder, judge or judges.JudgeConfig(), chunk=settings.chunk))
-    evaluation = Evaluation(checkpoints, Records(data, "test"), settings, train, Results())
+    records = Records(data, "test")
+    results = Results()
+    identities = {column: _identity(loaded) for column, loaded in checkpoints.items()}
     for measure in settings.measures:
-        began = time.monotonic()
-        _MEASURES[measure](evaluation)
-        evaluation.results.seconds[measure] = time.monotonic() - began
-    return evaluation.results, train().accuracy if {"navigation", "events"} & set(settings.measures) else {}
+        judged = train().identity if measure in _JUDGED else ""
+        for column in (RECORDED, *checkpoints):
+            of = {} if column == RECORDED else {column: checkpoints[column]}
+            key = (_VERSION, measure, column, identities.get(column), judged, records.settings["fingerprint"])
+            path = None if parts is None else Path(parts) / f"{_digest(key, _relevant(settings, measure))}.npz"
+            part = None if path is None else evaluation_results.load(path)
+            if part is None:
+                part = Results()
+                began = time.monotonic()
+                _MEASURES[measure](Evaluation(of, records, settings, train, part))
+                part.seconds[measure] = time.monotonic() - began
+                if path is not None:
+                    evaluation_results.save(part, path)
+            results.merge(part)
+    return results, train().accuracy if set(_JUDGED) & set(settings.measures) else {}
+
+
+def _identity(loaded: Loaded) -> str:
+    source = loaded.source
+    about = {"config": source.config, "mode": source.mode, "precision": repr(source.precision)}
+    return latents.fingerprint({"params": loaded.params, "text": loaded.text_params}, about)
+
+
+def _relevant(settings: Settings, measure: str) -> dict[str, int]:
+    """The settings that change what a measure finds."""
+    names = ("seeds", "chunk", *(("drift_cases", "drift_latents") if measure == "drift" else ("cases",)))
+    return {name: getattr(settings, name) for name in names}
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _reconstruction(ev: Evaluation) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from wp2_jax.evaluation.statistics import Estimate
 from wp2_jax.inference import video
-from wp2_jax.stages.evaluate import RECORDED, Results
+from wp2_jax.stages.evaluation_results import RECORDED, Results
 from wp2_jax.stages.report import STYLE
 
 # What each number is, and whether more of it is better ("+"), less ("-"), or nearer to one ("1").

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from data_pipelines import events, judged
+from data_pipelines.latents import fingerprint
 from data_pipelines.loader import HeldOut, Loader, LoaderConfig
 from data_pipelines.record import RecordConfig, record
 from data_pipelines.tfds_builder import Records
@@ -56,6 +57,11 @@ class Judges:
     speed: tuple[float, float]
     chunk: int
     accuracy: dict[str, float]
+
+    @property
+    def identity(self) -> str:
+        """Changes when the networks do."""
+        return fingerprint({"motion": self.motion, "changes": self.changes}, {})
 
     def recover(self, pictures: np.ndarray) -> list[navigation.Recovered]:
         """The motion of every chunk but the first of a video uint8 [F, H, W, 3]."""
