@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"array_types", "rng", "tree", "xla_flags"}
+BASE = {"array_types", "rng", "tree", "allocator", "xla_flags"}
 MODELS = {"models", "diffusion"}
 # What each part of wp2_jax may import from the others, besides itself. Top-level modules stand under their own name.
 ALLOWED: dict[str, set[str]] = {
     "array_types": set(),
+    "allocator": set(),
     "xla_flags": set(),
     "rng": {"array_types"},
     "tree": {"array_types"},
