@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measures", nargs="+", metavar="NAME", help="default: all that there are")
     parser.add_argument("--cases", type=int, default=32, help="held-out clips a measure (default 32)")
     parser.add_argument("--seeds", type=int, default=1, help="worlds a clip (default 1)")
+    parser.add_argument("--sheet", type=int, default=16, help="start pictures in the sheet of commands (default 16)")
     parser.add_argument("--drift-cases", type=int, default=20, help="long worlds (default 20)")
     parser.add_argument("--drift-latents", type=int, default=320, help="their length in latent frames (default 320)")
 
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         measures=tuple(args.measures or evaluate.MEASURES),
         cases=args.cases,
         seeds=args.seeds,
+        sheet=args.sheet,
         drift_cases=args.drift_cases,
         drift_latents=args.drift_latents,
     )

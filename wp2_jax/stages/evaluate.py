@@ -31,7 +31,7 @@ _JUDGED = ("navigation", "events")
 # Of the measures: another number, and what was found under the last one is measured again.
 _VERSION = 1
 _SHEET_ROWS = 6
-_COMMANDED_WORLDS, _COMMANDED_LATENTS = 16, 8
+_COMMANDED_LATENTS = 8
 _Video = tuple[int, cases.Case, Any]
 """Number of the case, the case, its pictures uint8 [F, H, W, 3]."""
 _Gather = Callable[[Iterable[_Video]], dict[str, list]]
@@ -40,11 +40,15 @@ _Gather = Callable[[Iterable[_Video]], dict[str, list]]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How much is measured: so many held-out clips a measure, each with `seeds` worlds. Lengths in latent frames."""
+    """How much is measured: so many held-out clips a measure, each with `seeds` worlds. Lengths in latent frames.
+
+    `sheet`: start pictures whose worlds under each command are shown together.
+    """
 
     measures: tuple[str, ...] = MEASURES
     cases: int = 32
     seeds: int = 1
+    sheet: int = 16
     drift_cases: int = 20
     drift_latents: int = 320
     chunk: int = 4
@@ -53,7 +57,7 @@ class Settings:
         unknown = sorted(set(self.measures) - set(MEASURES))
         if unknown:
             raise ValueError(f"measures {', '.join(unknown)}: choose from {', '.join(MEASURES)}")
-        for name in ("cases", "seeds", "drift_cases", "drift_latents"):
+        for name in ("cases", "seeds", "sheet", "drift_cases", "drift_latents"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: use 1 or more")
         if self.drift_latents % self.chunk:
@@ -179,8 +183,8 @@ def _identity(loaded: Loaded) -> str:
 
 def _relevant(settings: Settings, measure: str) -> dict[str, int]:
     """The settings that change what a measure finds."""
-    names = ("seeds", "chunk", *(("drift_cases", "drift_latents") if measure == "drift" else ("cases",)))
-    return {name: getattr(settings, name) for name in names}
+    own = {"drift": ("drift_cases", "drift_latents"), "navigation": ("cases", "sheet")}.get(measure, ("cases",))
+    return {name: getattr(settings, name) for name in ("seeds", "chunk", *own)}
 
 
 def _digest(*parts: Any) -> str:
@@ -225,7 +229,7 @@ def _navigation(ev: Evaluation) -> None:
     ev.measure("navigation", of, gather)
     for column, loaded in ev.checkpoints.items():
         name = f"navigation: commands: {column} (start, then the end of {', '.join(cases.COMMANDS)})"
-        ev.results.sheets[name] = _commands(ev, loaded, of[:_COMMANDED_WORLDS])
+        ev.results.sheets[name] = _commands(ev, loaded, of[: ev.settings.sheet])
 
 
 def _commands(ev: Evaluation, loaded: Loaded, starts: Sequence[cases.Case]) -> np.ndarray:
