@@ -2,7 +2,7 @@
 
 Both see a few pictures at once. `ChangeJudge` sees them stacked along the channels; `MotionJudge` is told which parts
 of one picture match which of another, because from stacked pictures alone it learned no motion in 3000 steps: how
-likely each displacement is, their mean, and how much still differs; besides, where it looks, and three pictures.
+likely each displacement is, their mean, and how much still differs.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from wp2_jax.models.convolution import fold, pooled
 
-_WIDTHS = (48, 64, 96, 128)
+_MOTION_WIDTHS = (96, 128, 128)
 _GROUPS = 8
 _HIDDEN = 256
 # Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
@@ -24,13 +24,14 @@ DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in 
 
 
 class Trunk(nn.Module):
-    """[B, H, W, C] -> [B, outputs]; H and W divide by 8."""
+    """[B, H, W, C] -> [B, outputs]; H and W halve with every one of `widths` but the first."""
 
     outputs: int
+    widths: tuple[int, ...] = (48, 64, 96, 128)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        for index, features in enumerate(_WIDTHS):
+        for index, features in enumerate(self.widths):
             x = nn.Conv(features, (3, 3), strides=1 if index == 0 else 2, name=f"down_{index}")(x)
             x = nn.silu(nn.GroupNorm(_GROUPS, name=f"norm_{index}")(x))
             if index:
@@ -45,34 +46,42 @@ class ChangeJudge(Trunk):
 
     def __call__(self, pictures: jax.Array) -> jax.Array:
         _check(pictures)
-        batch, count, height, width, colours = pictures.shape
-        stacked = pictures.transpose(0, 2, 3, 1, 4).reshape(batch, 1, height, width, count * colours)
-        return super().__call__(fold(stacked, 2)[:, 0])
+        return super().__call__(fold(_beside(pictures)[:, None], 2)[:, 0])
 
 
 class MotionJudge(nn.Module):
-    """Pictures [B, P, H, W, 3] in [-1, 1], P odd -> [B, outputs]; H and W divide by 16."""
+    """Pictures [B, P, H, W, 3] in [-1, 1], P of 4 or more -> [B, outputs]; H and W divide by 16.
+
+    One small network sums up the matches of each two pictures; the one behind it sees all the sums, where each is, and
+    some of the pictures.
+    """
 
     outputs: int
 
     @nn.compact
     def __call__(self, pictures: jax.Array) -> jax.Array:
         _check(pictures)
-        x = pooled(pictures[:, ::_APART], 2)
+        x = pooled(pictures, 2)
         sharpness = jnp.exp(self.param("log_sharpness", nn.initializers.constant(3.4), ()))
-        apart = distances(x[:, :-1], x[:, 1:])
+        apart = distances(x[:, :-_APART], x[:, _APART:])
         found = nn.softmax(-sharpness * apart)
         moved = found @ jnp.asarray(DISPLACEMENTS, jnp.float32)
         unlike = jnp.log(_LEAST + apart.min(-1, keepdims=True)) / 4
         seen = jnp.concatenate([4 * found, moved, unlike], -1)
-        batch, _, height, width, _ = seen.shape
+        batch, pairs = seen.shape[:2]
+        y = nn.silu(nn.Dense(32, name="pair_in")(seen.reshape(-1, *seen.shape[2:])))
+        y = nn.silu(nn.GroupNorm(_GROUPS, name="pair_norm")(nn.Conv(48, (3, 3), strides=2, name="pair_conv")(y)))
+        height, width = y.shape[1:3]
+        shown = pooled(x[:, :: 2 * _APART], 2)
         place = jnp.stack(jnp.meshgrid(jnp.linspace(-1, 1, height), jnp.linspace(-1, 1, width), indexing="ij"), -1)
-        parts = [
-            seen.transpose(0, 2, 3, 1, 4).reshape(batch, height, width, -1),
-            *x[:, :: x.shape[1] // 2].swapaxes(0, 1),
-        ]
+        parts = [_beside(y.reshape(batch, pairs, *y.shape[1:])), _beside(shown)]
         stacked = jnp.concatenate([*parts, jnp.broadcast_to(place, (batch, *place.shape))], -1)
-        return Trunk(self.outputs, name="trunk")(stacked)
+        return Trunk(self.outputs, _MOTION_WIDTHS, name="trunk")(stacked)
+
+
+def _beside(x: jax.Array) -> jax.Array:
+    """[B, N, H, W, C] -> [B, H, W, N C]."""
+    return x.transpose(0, 2, 3, 1, 4).reshape(len(x), *x.shape[2:4], -1)
 
 
 def distances(before: jax.Array, after: jax.Array) -> jax.Array:

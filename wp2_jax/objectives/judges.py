@@ -4,9 +4,12 @@ Pictures are blurred, brightened and made noisy at random, so that a network see
 small world model's. Recorded motion gives three more samples for nothing: its mirror image, its reverse, and both.
 """
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from wp2_jax.array_types import Batch, Metrics, Params, PRNGKey, Scalar
@@ -14,6 +17,9 @@ from wp2_jax.models.layers import call
 from wp2_jax.rng import fold
 
 MOVEMENTS = 9
+# A movement, 3 (forward + 1) + lateral + 1, as the mirror image and the reverse of its pictures show it.
+_MIRRORED = np.arange(MOVEMENTS).reshape(3, 3)[:, ::-1].reshape(-1)
+_REVERSED = np.arange(MOVEMENTS)[::-1]
 _BLUR = (1.0, 4.0, 7.5, 9.0, 7.5, 4.0, 1.0)
 """About a Gaussian of sigma 1.5."""
 _GAIN, _OFFSET, _NOISE = 0.2, 0.1, 0.06
@@ -71,11 +77,12 @@ def motion_loss(
         pictures = jnp.where(reversed_[:, None, None, None, None], pictures[:, ::-1], pictures)
         sign = jnp.where(reversed_, -1.0, 1.0)
         rotation = rotation * jnp.stack([sign, sign * jnp.where(mirrored, -1.0, 1.0)], -1)
-        lateral = movement % 3
-        movement = jnp.where(mirrored, movement - lateral + 2 - lateral, movement)
-        movement = jnp.where(reversed_, MOVEMENTS - 1 - movement, movement)
+        movement = jnp.where(mirrored, jnp.asarray(_MIRRORED)[movement], movement)
+        movement = jnp.where(reversed_, jnp.asarray(_REVERSED)[movement], movement)
         pictures = spoil(pictures, key)
-    out = call(model, params["judge"], "__call__", pictures)
+        out = call(model, params["judge"], "__call__", pictures)
+    else:
+        out = motion(model, params["judge"], pictures)
     entropy = optax.softmax_cross_entropy_with_integer_labels(out[:, 2:], movement)
     error = out[:, :2] - rotation
     return jnp.square(error).mean() + _mean(entropy, known), {
@@ -83,6 +90,21 @@ def motion_loss(
         "turn": _mean(jnp.sign(out[:, :2]) == jnp.sign(rotation), jnp.abs(rotation) > 0.5),
         "rotation": jnp.abs(error).mean(),
     }
+
+
+def motion(model: nn.Module, params: Params, pictures: jax.Array) -> jax.Array:
+    """[B, P, H, W, 3] in [-1, 1] -> [B, 2 + MOVEMENTS]: pitch and yaw in units of the full speed, and a logit a
+    movement; the mean over the pictures, their mirror image, their reverse and both."""
+    found = []
+    for mirrored, reversed_ in itertools.product((False, True), repeat=2):
+        viewed = pictures[:, ::-1] if reversed_ else pictures
+        out = call(model, params, "__call__", viewed[:, :, :, ::-1] if mirrored else viewed)
+        sign = -1.0 if reversed_ else 1.0
+        rotation = out[:, :2] * jnp.asarray([sign, -sign if mirrored else sign], out.dtype)
+        logits = out[:, 2:]
+        logits = logits[:, _MIRRORED] if mirrored else logits
+        found.append(jnp.concatenate([rotation, logits[:, _REVERSED] if reversed_ else logits], -1))
+    return jnp.stack(found).mean(0)
 
 
 def change_loss(
@@ -98,12 +120,17 @@ def change_loss(
         mirrored = jax.random.bernoulli(fold(key, "mirror"), shape=kind.shape)
         pictures = jnp.where(mirrored[:, None, None, None, None], pictures[:, :, :, ::-1], pictures)
         pictures = spoil(pictures, key)
-    out = call(model, params["judge"], "__call__", pictures)
+    out = changes(model, params["judge"], pictures)
     right = out.argmax(-1) == kind
     return optax.softmax_cross_entropy_with_integer_labels(out, kind).mean(), {
         "right": _mean(right, jnp.ones_like(right)),
         "events": _mean(right, kind > 0),
     }
+
+
+def changes(model: nn.Module, params: Params, pictures: jax.Array) -> jax.Array:
+    """[B, P, H, W, 3] in [-1, 1] -> a logit a kind of event."""
+    return call(model, params, "__call__", pictures)
 
 
 def _mean(values: jax.Array, of: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ Their accuracy on held-out recordings stands beside every result that rests on t
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from wp2_jax.checkpoints import trained
 from wp2_jax.evaluation import events as event_measure
 from wp2_jax.evaluation import navigation
 from wp2_jax.models.judges import ChangeJudge, MotionJudge
-from wp2_jax.models.layers import call
 from wp2_jax.objectives import judges as objectives
 from wp2_jax.stages.context import progress_bar
 from wp2_jax.train import loop, optim, step
@@ -38,7 +38,7 @@ class JudgeConfig:
     maps: int = 200
     latents: int = 24
     event: float = 0.7
-    motion_steps: int = 3000
+    motion_steps: int = 8000
     changes_steps: int = 3000
     seed: int = 20_000
 
@@ -68,7 +68,7 @@ class Judges:
         latents = (len(pictures) - 1) // 4 + 1
         places = [navigation.pictures_of(i, self.chunk) for i in navigation.chunks_of(latents, self.chunk)]
         shown = np.stack([pictures[place][:: judged.EVERY] for place in places])
-        out = _apply(_MOTION, self.motion, shown)
+        out = _apply(objectives.motion, _MOTION, self.motion, shown)
         rotation = out[:, :2] * np.asarray(self.speed)
         return [
             navigation.Recovered((float(r[0]), float(r[1])), int(m))
@@ -80,21 +80,24 @@ class Judges:
         if not begins:
             return []
         shown = np.stack([pictures[event_measure.pictures_of(begin, len(pictures))] for begin in begins])
-        return [int(kind) for kind in _apply(_CHANGES, self.changes, shown).argmax(-1)]
+        return [int(kind) for kind in _apply(objectives.changes, _CHANGES, self.changes, shown).argmax(-1)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _forward(model: nn.Module, params: Params, pictures: jax.Array) -> jax.Array:
-    return call(model, params, "__call__", pictures.astype(np.float32) / 127.5 - 1)
+_Look = Callable[[nn.Module, Params, jax.Array], jax.Array]
 
 
-def _apply(model: nn.Module, params: Params, pictures: np.ndarray) -> np.ndarray:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward(look: _Look, model: nn.Module, params: Params, pictures: jax.Array) -> jax.Array:
+    return look(model, params, pictures.astype(np.float32) / 127.5 - 1)
+
+
+def _apply(look: _Look, model: nn.Module, params: Params, pictures: np.ndarray) -> np.ndarray:
     """Any number of samples through one compiled shape."""
     results = []
     for first in range(0, len(pictures), _BATCH):
         part = pictures[first : first + _BATCH]
         padding = np.zeros((_BATCH - len(part), *part.shape[1:]), part.dtype)
-        results.append(np.asarray(_forward(model, params, np.concatenate([part, padding])))[: len(part)])
+        results.append(np.asarray(_forward(look, model, params, np.concatenate([part, padding])))[: len(part)])
     return np.concatenate(results)
 
 
