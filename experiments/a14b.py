@@ -3,8 +3,7 @@
     wp2 plan --config experiments/a14b.py:teacher_forcing --target v5p:4x4x8
 
 The argument is STAGE. The first two stages are not trained: they stand for the Wan2.1 autoencoder, the Wan2.2 experts
-and the UMT5 encoder. So far it is for `wp2 plan` alone: weights cannot be imported yet, and the data section holds
-placeholders.
+and the UMT5 encoder, which `wp2 convert import` reads. The data section holds placeholders.
 """
 
 from typing import Any

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": BASE
     | MODELS
     | {"controls", "sharding", "checkpoints", "inference", "objectives", "train", "evaluation", "data_pipelines"},
-    "convert": BASE | MODELS | {"controls", "checkpoints", "inference"},
+    "convert": BASE | MODELS | {"controls", "checkpoints", "inference", "verify"},
     "bench": BASE | MODELS | {"controls", "checkpoints", "inference", "objectives", "train", "evaluation"},
     "plan": BASE | MODELS | {"sharding", "controls", "inference", "objectives", "train", "stages", "bench"},
     "data_pipelines": {"array_types", "controls", "inference.condition"},
@@ -98,8 +98,9 @@ def test_the_table_has_no_cycle():
         left = {part: needs for part, needs in left.items() if part not in free}
 
 
-def test_torch_is_imported_where_it_is_read_and_where_it_is_timed():
-    places = {ROOT / "wp2_jax/checkpoints/torch_io.py", ROOT / "wp2_jax/bench/torch_peer.py"}
+def test_torch_is_imported_where_it_is_read_where_it_is_timed_and_where_it_is_compared():
+    files = ("checkpoints/torch_io.py", "bench/torch_peer.py", "convert/torch_side.py")
+    places = {ROOT / "wp2_jax" / file for file in files}
     users = [path for path in modules() if any(name.split(".")[0] == "torch" for name in imported(path))]
     assert set(users) <= places
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +95,20 @@ class TensorFile:
                     raise CheckpointError(f"{self.path}: the file ended within {name}; it changed while it was read")
                 data = data[count:]
         return array
+
+
+PART = 64 * 2**20
+"""Bytes of an array that are held at a time where its rows can be taken one after the other."""
+
+
+def parts(read: Callable[[str, slice | None], np.ndarray], name: str, spec: Spec) -> Iterator[np.ndarray]:
+    """An array by its rows, as many at a time as fit into `PART` (one, where a row is longer)."""
+    if spec.nbytes <= PART or not spec.shape:
+        yield read(name, None)
+        return
+    count = max(1, PART * spec.shape[0] // spec.nbytes)
+    for first in range(0, spec.shape[0], count):
+        yield read(name, slice(first, first + count))
 
 
 def write_pieces(path: Path, specs: Mapping[str, Spec], pieces: Pieces, metadata: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wp2_jax.checkpoints.tensor_file import Spec
+from wp2_jax.checkpoints.tensor_file import Spec, parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def published(rules: Iterable[Rule], ours: Mapping[str, Spec]) -> dict[str, Spec
 def own(rules: Iterable[Rule], theirs: Mapping[str, Spec]) -> dict[str, Spec]:
     """Published parameters under our paths, with the shapes they get here; what cannot be brought over is left out.
 
-    Layers of different dtypes meet in the wider one.
+    Layers of different dtypes meet in float32, or in float64 where one has that.
     """
     ours = {}
     for rule in rules:
@@ -84,7 +84,8 @@ def own(rules: Iterable[Rule], theirs: Mapping[str, Spec]) -> dict[str, Spec]:
             shape = rule.transform.to_ours(np.broadcast_to(np.float32(0), specs[0].shape)).shape
         except (ValueError, IndexError):
             continue
-        dtype = max((spec.dtype for spec in specs), key=lambda name: (np.dtype(name).itemsize, name))
+        dtypes = {spec.dtype for spec in specs}
+        dtype = specs[0].dtype if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
         ours[rule.ours] = Spec(((rule.layers,) if rule.layers else ()) + shape, dtype)
     return ours
 
@@ -123,9 +124,15 @@ def _odd(spec: Spec | None) -> bool:
     return spec is not None and spec.dtype not in FLOATS
 
 
-def own_pieces(rule: Rule, read: Callable[[str], np.ndarray]) -> Iterator[np.ndarray]:
-    """One array of ours from PyTorch tensors by name: its layers, or the whole of an array without layers."""
-    return (contiguous(rule.transform.to_ours(read(name))) for name in rule.names())
+def own_pieces(
+    rule: Rule, specs: Mapping[str, Spec], read: Callable[[str, slice | None], np.ndarray]
+) -> Iterator[np.ndarray]:
+    """One array of ours, in pieces that follow each other, from PyTorch tensors by name and rows (None: all)."""
+    for name in rule.names():
+        if rule.transform is IDENTITY:
+            yield from parts(read, name, specs[name])
+        else:
+            yield contiguous(rule.transform.to_ours(read(name, None)))
 
 
 def published_pieces(rules: Iterable[Rule], read: Callable[[str, int | None], np.ndarray]) -> dict[str, Callable]:
@@ -170,8 +177,8 @@ def to_tree(rules: Iterable[Rule], tensors: Mapping[str, np.ndarray], shapes: Ma
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        pieces = list(own_pieces(rule, lambda name: np.asarray(tensors[name])))
-        node[leaf] = np.stack(pieces) if rule.layers else pieces[0]
+        arrays = [contiguous(rule.transform.to_ours(np.asarray(tensors[name]))) for name in rule.names()]
+        node[leaf] = np.stack(arrays) if rule.layers else arrays[0]
     return tree
 
 

@@ -6,7 +6,7 @@ a trained stage does, for inference and for the stages after it; only its own tr
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 from wp2_jax import tree
 from wp2_jax.array_types import ArrayTree
 from wp2_jax.checkpoints import orbax_io, tensor_file
-from wp2_jax.checkpoints.tensor_file import CheckpointError, TensorFile
+from wp2_jax.checkpoints.tensor_file import CheckpointError, Pieces, Spec, TensorFile, parts
 
 FILE = "weights.safetensors"
 _CHECKPOINTS = "checkpoints"
-_KEPT = ("config", "stage", "provenance", "experiment", "arg", "diff")
+_KEPT = ("config", "stage", "provenance", "experiment", "arg", "diff", "licence")
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
@@ -113,9 +113,13 @@ def roles(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, 
     """The roles whose weights a stage's folder holds, and whether their average is there."""
     folder = Path(folder)
     if is_packed(folder):
-        return dict.fromkeys(sorted({name.split("/")[0] for name in TensorFile(folder / FILE).specs}), True)
+        return dict.fromkeys(_packed_roles(folder), True)
     names = {tuple(name.split("/")[:2]) for name in orbax_io.Arrays(folder / _CHECKPOINTS, step).specs}
     return {role: ("ema", role) in names for role in sorted({role for _, role in names})}
+
+
+def _packed_roles(folder: Path) -> list[str]:
+    return sorted({name.split("/")[0] for name in TensorFile(folder / FILE).specs}) if is_packed(folder) else []
 
 
 def pack(folder: str | os.PathLike[str], output: str | os.PathLike[str], roles: Sequence[str]) -> Path:
@@ -137,6 +141,40 @@ def write_packed(output: str | os.PathLike[str], weights: ArrayTree, metadata: M
     kept = {name: metadata[name] for name in ("step", *_KEPT) if name in metadata}
     named = {name: np.asarray(x) for name, x in tree.named_leaves(weights).items()}
     return tensor_file.write(Path(output) / FILE, named, kept | more)
+
+
+def check_room(folder: str | os.PathLike[str], roles: Iterable[str]) -> None:
+    """Raises CheckpointError where roles cannot be added to a stage's folder: a run's, or one that has them."""
+    folder = Path(folder)
+    if orbax_io.steps(folder / _CHECKPOINTS):
+        raise CheckpointError(f"{folder} holds a run's checkpoints: weights go into a new folder")
+    if there := sorted(set(roles) & set(_packed_roles(folder))):
+        raise CheckpointError(f"{folder / FILE} has {', '.join(there)} already: give a new folder, or delete that file")
+
+
+def add_roles(
+    folder: str | os.PathLike[str], specs: Mapping[str, Spec], pieces: Pieces, metadata: Mapping[str, Any]
+) -> Path:
+    """Write arrays "ROLE/path" a piece at a time into a packed stage, beside the roles that it has; returns its file.
+
+    The file that was there stays as it is until the new one is whole. Raises CheckpointError as `check_room`.
+    """
+    folder = Path(folder)
+    check_room(folder, {name.split("/")[0] for name in specs})
+    kept = TensorFile(folder / FILE) if is_packed(folder) else None
+    before = {} if kept is None else kept.specs
+
+    def both(name: str) -> Iterable[np.ndarray]:
+        return pieces(name) if kept is None or name in specs else parts(kept.read, name, before[name])
+
+    return tensor_file.write_streamed(folder / FILE, {**before, **specs}, both, metadata)
+
+
+def licence(workdir: str | os.PathLike[str], stages: Iterable[str]) -> dict[str, str]:
+    """{"licence": ...} where one of the stages in a workdir has one: what is trained from them is under it too."""
+    folders = [Path(workdir) / stage for stage in stages]
+    found = [load_metadata(folder).get("licence") for folder in folders if steps(folder)]
+    return next(({"licence": one} for one in found if one), {})
 
 
 def is_packed(folder: Path) -> bool:

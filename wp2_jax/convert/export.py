@@ -98,6 +98,7 @@ def export(folder: Path, output: Path, request: Request) -> tuple[list[Path], li
         raise CheckpointError(f"nothing of {', '.join(request.parts)} is in {folder} or beside it: {'; '.join(said)}")
     names = FOLDERS[request.layout]
     marks = {"wp2.stage": config["stage"], "wp2.step": str(step), "wp2.weights": "ema" if request.average else "raw"}
+    marks |= {"wp2.licence": about["licence"]} if about.get("licence") else {}
     output = output.absolute()
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".part-") as scratch:

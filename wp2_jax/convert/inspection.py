@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from wp2_jax.models.dit import DiTConfig
 Row = tuple[str, str]
 INTERVALS = {56: "high", 72: "low"}
 """Intervals of the published banks, by which their expert is known."""
-_PREFIX = "wp2."
+PREFIX = "wp2."
 """Of what our own exports say of themselves in a file's metadata."""
 _HEADS = {
     "velocity": "many-step: one velocity",
@@ -73,8 +74,8 @@ def _file(reader: torch_io.Reader) -> list[Row]:
     if isinstance(found.config, DiTConfig):
         form = found.config.head
         rows.append(("head", _HEADS[form].format(blocks=found.config.blocks, intervals=found.config.intervals)))
-        rows.append(("expert", expert_of(reader, found) or f"cannot be told from the file{_hint(reader.path)}"))
-        rows.append(("stage", reader.metadata.get(f"{_PREFIX}stage") or _STAGES[form]))
+        rows.append(("expert", expert_of(reader, found) or f"cannot be told from the file{hint(reader.path)}"))
+        rows.append(("stage", reader.metadata.get(f"{PREFIX}stage") or _STAGES[form]))
     rows.append(("sizes", _sizes(found)))
     if found.assumed:
         assumed = ", ".join(f"{name} {value}" for name, value in found.assumed.items())
@@ -94,36 +95,61 @@ def _file(reader: torch_io.Reader) -> list[Row]:
 
 def expert_of(reader: torch_io.Reader, found: layouts.Found) -> str | None:
     """Which expert a file is: what one of ours says, or what the length of a published bank tells; None otherwise."""
-    if told := reader.metadata.get(f"{_PREFIX}expert"):
+    if told := reader.metadata.get(f"{PREFIX}expert"):
         return told
     config = found.config
     return INTERVALS.get(config.intervals) if isinstance(config, DiTConfig) and config.head == "bank" else None
 
 
-def _hint(path: Path) -> str:
-    name = f"{path.parent.name}/{path.name}".lower()
-    named = [expert for expert in ("high", "low") if expert in name]
+def hint(path: Path) -> str:
+    """What a path's words say of the expert: no proof."""
+    words = re.split(r"[^a-z]+", f"{path.parent.name}/{path.name}".lower())
+    named = [expert for expert in ("high", "low") if expert in words]
     return f" (its path says {named[0]}, which nothing in it confirms)" if len(named) == 1 else ""
 
 
+_TOLD: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    layouts.EXPERT: (
+        "ffn_dim",
+        {
+            "num_heads": ("num_heads", "num_attention_heads"),
+            "eps": ("eps",),
+            "text_len": ("text_len",),
+            "rope_frames": ("rope_max_seq_len",),
+            "memory": ("wp2_memory",),
+        },
+    ),
+    layouts.WAN_VAE: ("z_dim", {"mean": ("mean", "latents_mean"), "std": ("std", "latents_std")}),
+    layouts.TEXT: (
+        "vocab_size",
+        {
+            "max_distance": ("max_distance", "relative_attention_max_distance"),
+            "eps": ("eps", "layer_norm_epsilon"),
+        },
+    ),
+}
+"""Of a kind: what its config.json holds at any rate (a folder may have files of several kinds), and the names there of
+our fields that no shape shows."""
+
+
 def given_for(reader: torch_io.Reader) -> dict[str, Any]:
-    """Fields of the backbone's config that a config.json beside a file tells and no shape shows."""
+    """Fields of a model's config that a config.json beside its file tells and no shape shows."""
     path = reader.path.parent / "config.json"
-    if not path.is_file():
+    kind, _ = layouts.kind_of(reader.specs)
+    if not path.is_file() or kind not in _TOLD:
         return {}
     try:
         told = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error})") from error
-    given: dict[str, Any] = {}
-    for name in ("num_heads", "num_attention_heads"):
-        # Other models' configs have fields of these names too: theirs are told apart by what else they say.
-        if isinstance(told, Mapping) and name in told and "ffn_dim" in told:
-            given["num_heads"] = int(told[name])
-    if memory := told.get("wp2_memory"):
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in memory.items()}
-        given["memory"] = layouts.MemoryConfig(**fields)
-    return given
+    mark, fields = _TOLD[kind]
+    if not isinstance(told, Mapping) or mark not in told:
+        return {}
+    given = {ours: told[name] for ours, names in fields.items() for name in names if told.get(name) is not None}
+    if "memory" in given:
+        memory: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given["memory"].items()}
+        given["memory"] = layouts.MemoryConfig(**memory)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _sizes(found: layouts.Found) -> str:

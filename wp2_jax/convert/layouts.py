@@ -5,9 +5,10 @@ show. What shapes do not show (heads, for one) comes from a config or is the pub
 """
 
 import dataclasses
+import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -102,6 +103,7 @@ class Found:
         }
 
 
+@functools.cache
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Path -> shape of the parameters of a config's model; nothing is made."""
     key = jax.random.key(0)
@@ -115,6 +117,16 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {path: tuple(leaf.shape) for path, leaf in flatten(tree).items()}
 
 
+def kind_of(specs: Iterable[str]) -> tuple[str, str]:
+    """(kind, layout) of tensors by name. CheckpointError for names of no known layout."""
+    names = sorted(specs)
+    for mark, kind, layout in MARKS:
+        if any(re.search(mark, name) for name in names):
+            return kind, layout
+    few = ", ".join(names[:4])
+    raise CheckpointError(f"no known layout has the names of these {len(names)} tensors ({few}, ...)")
+
+
 def recognise(specs: Mapping[str, Spec], given: Mapping[str, Any] | None = None) -> Found:
     """What tensors by name are. `given` holds fields of the kind's config that are known from elsewhere.
 
@@ -122,11 +134,7 @@ def recognise(specs: Mapping[str, Spec], given: Mapping[str, Any] | None = None)
       CheckpointError: names of no known layout.
       ValueError: tensors that sizes are read from are missing (listed), or sizes that cannot be.
     """
-    place = next(((kind, layout) for mark, kind, layout in MARKS if any(re.search(mark, n) for n in specs)), None)
-    if place is None:
-        few = ", ".join(sorted(specs)[:4])
-        raise CheckpointError(f"no known layout has the names of these {len(specs)} tensors ({few}, ...)")
-    kind, layout = place
+    kind, layout = kind_of(specs)
     stored = _canonical(kind, specs)
     named = {name: specs[theirs] for name, theirs in stored.items()}
     structure = _STRUCTURE[kind](layout, named)

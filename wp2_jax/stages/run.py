@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from wp2_jax.checkpoints import trained
 from wp2_jax.stages import regression, report
@@ -54,10 +55,16 @@ def train(experiment: configs.Experiment, workdir: Path) -> bool:
         folder,
         settings,
         held_out=setup.held_out,
-        record={**experiment.record(), "stage": config.stage},
+        record={**experiment.record(), "stage": config.stage, **trained.licence(workdir, _before(config))},
         name=config.stage,
     )
     return not result.stopped
+
+
+def _before(config: Any) -> Sequence[str]:
+    """The stages that the config's one builds on."""
+    stages = tuple(config.stages)
+    return stages[: stages.index(config.stage)] if config.stage in stages else stages
 
 
 def _finished(folder: Path, steps: int) -> bool:
