@@ -20,7 +20,8 @@ def keep_memory() -> None:
     library is another, or the user's MALLOC_ variables say something themselves.
 
     Otherwise every large buffer comes from the kernel and goes back to it, page by page cleared: 44% of the processor's
-    time in tiny Stable Forcing, 8% with this (docs/tiny.md). Resident memory stays at its highest.
+    time in tiny Stable Forcing; a step of the tiny autoencoder takes 0.61 s with this, 0.83 without (docs/tiny.md).
+    Resident memory stays at its highest.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None or not _on_cpu():
