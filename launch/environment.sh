@@ -21,10 +21,6 @@ if [ ! -e "$mark" ] || { [ -n "$extra" ] && [ ! -e "$mark-$extra" ]; }; then
 fi
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/wp2_jax/xla}
-# Every training step allocates the same large arrays anew: glibc shall keep their memory and use huge pages for it
-# (two cores, a step of the quick action stage, two pairs of runs: 0.214 and 0.157 s, 0.165 and 0.127 s).
-export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0}
-export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-17179869184}
-export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-268435456}
-export MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-1}
+# Huge pages for the memory that wp2_jax/allocator.py keeps; read when a process starts, and so not set there (two cores,
+# both together, a step of the quick action stage, two pairs of runs: 0.214 and 0.157 s, 0.165 and 0.127 s).
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}

@@ -17,10 +17,11 @@ os.environ["XDG_CACHE_HOME"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
 import jax
 import pytest
 
-from wp2_jax import xla_flags
+from wp2_jax import allocator, xla_flags
 from wp2_jax.inference import aot
 
 xla_flags.tune_cpu()
+allocator.keep_memory()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

@@ -33,7 +33,7 @@ def verify(files: Mapping[str, Path], dtype: str = "float32", seed: int = 0) -> 
     The autoencoder is float32 in ours, so it is compared in that.
 
     Raises:
-      MissingPackageError: without PyTorch, diffusers and transformers.
+      ValueError: without PyTorch, diffusers and transformers.
       CheckpointError: files that cannot be read, do not fit, or leave a tensor of PyTorch's module without weights.
     """
     torch_side.check()

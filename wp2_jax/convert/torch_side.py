@@ -10,20 +10,14 @@ import numpy as np
 from wp2_jax.checkpoints.tensor_file import CheckpointError
 
 
-class MissingPackageError(ValueError):
-    """PyTorch's side is not installed."""
-
-
 def check() -> None:
-    """Raises MissingPackageError that says what to install."""
+    """Raises ValueError that says what to install."""
     try:
         import diffusers  # noqa: F401
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingPackageError(
-            f"the comparison needs PyTorch's modules ({error}): pip install 'wp2_jax[bench]'"
-        ) from error
+        raise ValueError(f"the comparison needs PyTorch's modules ({error}): pip install 'wp2_jax[bench]'") from error
 
 
 def _diffusers(kind: Any, folder: Path, dtype: str) -> Any:

@@ -18,6 +18,7 @@ _GROUPS = 8
 _HIDDEN = 256
 # Of matching: pictures are halved, those two apart are compared, displacements reach so far down and across.
 _APART, _REACH = 2, (2, 4)
+# Added to squared distances before their logarithm: what two pictures of one place differ by.
 _LEAST = 1e-4
 DISPLACEMENTS = tuple(itertools.product(*(range(-reach, reach + 1) for reach in _REACH)))
 """(down, across) in pixels of the halved picture."""

@@ -156,9 +156,9 @@ def run(
     train = functools.cache(lambda: judges.train(data, folder, judge or judges.JudgeConfig(), chunk=settings.chunk))
     records = Records(data, "test")
     results = Results()
-    identities = {column: _identity(loaded) for column, loaded in checkpoints.items()}
+    identities = {} if parts is None else {column: _identity(loaded) for column, loaded in checkpoints.items()}
     for measure in settings.measures:
-        judged = train().identity if measure in _JUDGED else ""
+        judged = train().identity if measure in _JUDGED else None
         for column in (RECORDED, *checkpoints):
             of = {} if column == RECORDED else {column: checkpoints[column]}
             key = (_VERSION, measure, column, identities.get(column), judged, records.settings["fingerprint"])

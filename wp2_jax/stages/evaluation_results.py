@@ -47,7 +47,7 @@ def save(part: Results, path: Path) -> None:
     arrays = {f"{kind}/{name}": found for kind in ("sheets", "videos") for name, found in getattr(part, kind).items()}
     temporary = path.with_suffix(".part")
     with temporary.open("wb") as file:
-        np.savez_compressed(file, document=np.asarray(json.dumps(document)), allow_pickle=False, **arrays)
+        np.savez_compressed(file, document=np.asarray(json.dumps(document)), **arrays)
     os.replace(temporary, path)
 
 
